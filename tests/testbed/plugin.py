@@ -1,0 +1,60 @@
+"""pytest plugin of the tests with real launchers: a job for each, and a table of what they saw in the summary."""
+
+import shutil
+
+import pytest
+
+from tests.testbed.job import Job, shared_folder
+from tests.testbed.requirements import needs
+
+COLUMNS = ("launcher", "nodes", "ranks", "compiles", "seconds", "longest wait")
+
+
+@pytest.fixture
+def job():
+    """A new job with an empty cache on every machine."""
+    needs("g++", root=True)
+    folder = shared_folder()
+    this = Job(folder)
+    yield this
+    shutil.rmtree(this.root, ignore_errors=True)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def saw(record_property):
+    """Write what a test saw into the report: one row of the table."""
+
+    def write(launcher, job, seconds):
+        reports = job.reports()
+        row = {
+            "launcher": launcher,
+            "nodes": len({report["hostname"] for report in reports}),
+            "ranks": len(reports),
+            "compiles": job.compiles().total(),
+            "seconds": round(seconds, 2),
+            "longest wait": round(max((report["seconds"] for report in reports), default=0), 2),
+        }
+        for column in COLUMNS:
+            record_property(column, row[column])
+
+    return write
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the rows of all tests that wrote one."""
+    reports = [
+        report for each in terminalreporter.stats.values() for report in each if hasattr(report, "user_properties")
+    ]
+    found = [dict(report.user_properties) for report in reports if report.when == "call"]
+    rows = [tuple(str(row[column]) for column in COLUMNS) for row in found if set(COLUMNS) <= set(row)]
+    if not rows:
+        return
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    terminalreporter.section("real launchers")
+    for row in (COLUMNS, *rows):
+        cells = (
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        terminalreporter.line("  ".join(cells))
