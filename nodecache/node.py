@@ -345,7 +345,7 @@ LAUNCHERS = tuple(launcher.name for launcher in _ORDER)
 def _identity(_process: int) -> tuple[str, str]:
     """Hostname and boot id; by process, because a forked child may have moved to a namespace of its own."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs 3 ms
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot_id = file.read().strip()
     except (OSError, ValueError):
         boot_id = ""

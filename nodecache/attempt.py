@@ -1,0 +1,141 @@
+"""Attempts: how builds went. A failure is recorded here, and so reaches everybody who waited for it."""
+
+from __future__ import annotations
+
+import os
+
+from nodecache.digest import digest_bytes, read_bytes
+from nodecache.errors import BuildError
+from nodecache.root import Root, make_folder, replace_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEAD = "nodecache-failure 1"
+KEEP_LOGS = 5
+
+
+def new_id() -> str:
+    """A new attempt's id: unique, and nothing else."""
+    return os.urandom(8).hex()
+
+
+def folder(root: Root, recipe: str) -> str:
+    """Where a recipe's failure and logs are."""
+    return root.at("attempts", recipe)
+
+
+def log_path(root: Root, recipe: str, attempt: str) -> str:
+    """The log of an attempt, from its first line on."""
+    return root.at("attempts", recipe, f"{attempt}.log")
+
+
+def last_failure(root: Root, recipe: str) -> str | None:
+    """Id of the recipe's last recorded failure.
+
+    Read before anything else in a call: a failure with another id was recorded after the call began.
+    """
+    try:
+        head = read_bytes(root.at("attempts", recipe, "failure")).partition(b"\n")[0].decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    words = head.split(" ")
+    return words[2] if len(words) == 4 and " ".join(words[:2]) == _HEAD else None
+
+
+def record_failure(root: Root, recipe: str, error: BuildError, builder: str, inputs: str) -> None:
+    """Record that an attempt failed, before its lease is let go.
+
+    Args:
+        inputs: what the recipe does not say of the attempt's inputs (header digests); a waiter whose own differ
+            is not told.
+    """
+    import json
+
+    where = folder(root, recipe)
+    make_folder(root, where)
+    body = json.dumps(
+        {
+            "message": str(error),
+            "first_error": error.first_error,
+            "log": error.log,
+            "builder": builder,
+            "inputs": inputs,
+        }
+    )
+    raw = body.encode()
+    replace_file(root, f"{where}/failure", f"{_HEAD} {error.attempt} {digest_bytes(raw)}\n".encode() + raw)
+    _prune_logs(where)
+
+
+def told(root: Root, recipe: str, seen: str | None, same_inputs: Callable[[str], bool]) -> BuildError | None:
+    """The failure that a caller must be told: recorded after its call began (``seen``), with the same inputs."""
+    attempt = last_failure(root, recipe)
+    if attempt is None or attempt == seen:
+        return None
+    import json
+
+    try:
+        head, _, raw = read_bytes(root.at("attempts", recipe, "failure")).partition(b"\n")
+        _, _, attempt, check = head.decode().split(" ")
+        if digest_bytes(raw) != check:
+            return None
+        said = json.loads(raw)
+    except (OSError, ValueError):
+        return None
+    if attempt == seen or not same_inputs(said["inputs"]):
+        return None
+    first = said["first_error"]
+    return BuildError(
+        f"{first}\nThis is what {said['builder']} was told when it built this while this process waited; "
+        f"it was not tried again here.\nThe full log is {said['log']}. Correct the cause and call again.",
+        attempt=attempt,
+        first_error=first,
+        log=said["log"],
+    )
+
+
+def forget_failure(root: Root, recipe: str, attempt: str) -> None:
+    """After an entry was published: the failure before it is history, and the entry has its own log."""
+    where = folder(root, recipe)
+    for name in ("failure", f"{attempt}.log"):
+        try:
+            os.unlink(f"{where}/{name}")
+        except FileNotFoundError:
+            pass
+
+
+def _prune_logs(where: str) -> None:
+    """Keep the last few failures' logs."""
+    logs = sorted(
+        (entry for entry in os.scandir(where) if entry.name.endswith(".log")), key=lambda e: e.stat().st_mtime
+    )
+    for entry in logs[:-KEEP_LOGS]:
+        try:
+            os.unlink(entry.path)
+        except FileNotFoundError:
+            pass
+
+
+def progress(log: str) -> str:
+    """The last step that a running build's log tells of, such as ``step 1 of 2: compile a.cpp``, or nothing."""
+    try:
+        lines = read_bytes(log).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line[2:] for line in reversed(lines) if line.startswith("> step ")), "")
+
+
+def append_history(root: Root, event: dict[str, object]) -> None:
+    """Add one line to the history; lines of other processes stay whole (one appending write each)."""
+    import json
+
+    line = json.dumps(event).encode() + b"\n"
+    fd = os.open(
+        root.at("attempts", "history"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
+    try:
+        os.write(fd, line)
+    finally:
+        os.close(fd)

@@ -1,0 +1,371 @@
+"""Get or build: the one primitive. It returns a finished entry, and at most one process per node builds it.
+
+Extensions are its first user (:mod:`nodecache.extension`); anything that must be made once per node is the next, through
+:func:`get_or_build`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from nodecache import attempt, entry, index, lease, staging
+from nodecache.digest import digest_items
+from nodecache.entry import Entry
+from nodecache.errors import BuildError, BuildInterrupted, SpecError
+from nodecache.inputs import Eyes, Inputs
+from nodecache.root import Root, ensure_folders, make_folder, open_root
+from nodecache.waiting import Voice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from nodecache.lease import Lease
+    from nodecache.owner import Owner
+    from nodecache.staging import Staging
+
+KIND_LIMIT = 64
+
+
+class Outcome:
+    """How a call came to its entry.
+
+    Attributes:
+        role: ``built``, ``waited`` (for another process or thread) or ``hit``.
+        entry: the entry.
+        seconds: seconds that it took, waiting included.
+        builder: who built it while this call waited, where known.
+    """
+
+    __slots__ = ("builder", "entry", "role", "seconds")
+
+    def __init__(self, role: str, found: Entry, seconds: float, builder: Owner | None = None) -> None:
+        self.role = role
+        self.entry = found
+        self.seconds = seconds
+        self.builder = builder
+
+    def __repr__(self) -> str:
+        by = f", builder={self.builder.label!r}" if self.builder else ""
+        return f"Outcome({self.role}, key={self.entry.key!r}, seconds={self.seconds:.3f}{by})"
+
+
+class Product:
+    """What a build function leaves in ``staging.entry``.
+
+    Attributes:
+        inputs: what it read besides what the recipe says.
+        about: more for the manifest.
+        raced: an input that changed meanwhile, or None; then the result is used and not published.
+    """
+
+    __slots__ = ("about", "inputs", "raced")
+
+    def __init__(self, inputs: Inputs, about: dict[str, Any], raced: str | None = None) -> None:
+        self.inputs = inputs
+        self.about = about
+        self.raced = raced
+
+
+class Request:
+    """One call's wish for an entry.
+
+    Attributes:
+        root, recipe: where, and the recipe's key.
+        items: the recipe's named values.
+        name: for messages.
+        kind: ``module``, ``library``, ``program``, or the caller's own.
+        build: fills ``staging.entry``; gets the staging folder and the attempt's id.
+        failed_inputs: what a failed build is known to have read, as text.
+        leaf: whether it may be built inside another build.
+    """
+
+    __slots__ = ("_seen", "build", "eyes", "failed_inputs", "items", "kind", "leaf", "name", "recipe", "root")
+
+    def __init__(
+        self,
+        root: Root,
+        recipe: str,
+        *,
+        items: list[tuple[str, str]],
+        name: str,
+        kind: str,
+        roots: list[str],
+        build: Callable[[Staging, str], Product],
+        failed_inputs: Callable[[Staging], str] = lambda _: "",
+        leaf: bool = False,
+    ) -> None:
+        self.root = root
+        self.recipe = recipe
+        self.items = items
+        self.name = name
+        self.kind = kind
+        self.build = build
+        self.failed_inputs = failed_inputs
+        self.leaf = leaf
+        self.eyes = Eyes(roots)
+        # seen: what fails after this instant is told to this call.
+        self._seen = attempt.last_failure(root, recipe)
+
+    def look(self) -> Entry | None:
+        """The entry as things are now, or None."""
+        return index.look(self.root, self.recipe, self.eyes)
+
+    def _look_afresh(self) -> Entry | None:
+        self.eyes.forget()
+        return self.look()
+
+    def _told(self) -> BuildError | None:
+        def same(text: str) -> bool:
+            return self.eyes.same(Inputs.parse(text.split("\n")))[0]
+
+        return attempt.told(self.root, self.recipe, self._seen, same)
+
+    def obtain(self, use: Callable[[Outcome], None], *, timeout: float | None, verbose: bool, began: float) -> None:
+        """On a miss: wait for the entry or build it, and hand it to ``use`` while it is sure to be there."""
+        ensure_folders(self.root)
+        with lease.Nesting(self.recipe, self.name, leaf=self.leaf):
+            voice = Voice(self.name, verbose=verbose)
+            got = lease.take(
+                self.root,
+                self.recipe,
+                name=self.name,
+                look=self._look_afresh,
+                told=self._told,
+                timeout=timeout,
+                voice=voice,
+            )
+            if isinstance(got, Entry):
+                role = "waited" if voice.holder else "hit"
+                use(Outcome(role, got, time.monotonic() - began, voice.holder))
+                return
+            try:
+                self._build(got, use, began)
+            finally:
+                got.release()
+
+    def _build(self, held: Lease, use: Callable[[Outcome], None], began: float) -> None:
+        """Under the lease: build, publish, index; or record the failure."""
+        dead = staging.sweep(self.root)
+        self._say_succession(held, dead)
+        place = staging.create(self.root, held.attempt)
+        try:
+            started = time.time()
+            make_folder(self.root, attempt.folder(self.root, self.recipe))
+            try:
+                product = self.build(place, held.attempt)
+            except BuildError as error:
+                if not held.is_mine():
+                    raise
+                attempt.record_failure(self.root, self.recipe, error, held.owner.label, self.failed_inputs(place))
+                self._note(held, "failed", started)
+                raise
+            if not held.is_mine():
+                raise BuildInterrupted(
+                    f"The build of {self.name!r} came back in another process than it began in, or its lease was lost. "
+                    f"Do not return from a forked child in a build function."
+                )
+            found = self._publish(held, place, product, started)
+            use(Outcome("built", found, time.monotonic() - began))
+        finally:
+            place.remove()
+
+    def _publish(self, held: Lease, place: Staging, product: Product, started: float) -> Entry:
+        """Seal, rename, index."""
+        key = product.inputs.key(self.recipe)
+        try:
+            manifest = entry.seal(
+                place.entry,
+                {
+                    "key": key,
+                    "recipe": self.recipe,
+                    "kind": self.kind,
+                    "name": self.name,
+                    "attempt": held.attempt,
+                    "started": started,
+                    "seconds": time.time() - started,
+                    "builder": {field: getattr(held.owner, field) for field in ("pid", "host", "rank", "launcher")},
+                    "items": self.items,
+                    "inputs": product.inputs.lines(),
+                    **product.about,
+                },
+            )
+            if product.raced:
+                import logging
+
+                logging.getLogger("nodecache").warning(
+                    "%r is used but not kept: %s changed while it was being built", self.name, product.raced
+                )
+                return Entry("", place.entry, published=False)
+            found = entry.publish(self.root, place.entry, key)
+            index.add(
+                self.root, self.recipe, found, product.inputs, (entry.read_manifest(found.path) or manifest)["files"]
+            )
+        except OSError as error:
+            raise self.root.failed(error, "publishing") from error
+        attempt.forget_failure(self.root, self.recipe, held.attempt)
+        self._note(held, "built", started, key)
+        return found
+
+    def _say_succession(self, held: Lease, dead: list[str]) -> None:
+        before = held.successor_of
+        if before is None and not dead:
+            return
+        import logging
+
+        who = before.label if before else f"attempt {' '.join(dead)}"
+        logging.getLogger("nodecache").warning(
+            "took over the lease of %r from %s, which died while it was building", self.name, who
+        )
+
+    def _note(self, held: Lease, how: str, started: float, key: str = "") -> None:
+        """A line of history."""
+        try:
+            attempt.append_history(
+                self.root,
+                {
+                    "attempt": held.attempt,
+                    "outcome": how,
+                    "name": self.name,
+                    "kind": self.kind,
+                    "recipe": self.recipe,
+                    "key": key,
+                    "started": started,
+                    "seconds": time.time() - started,
+                    "pid": held.owner.pid,
+                    "host": held.owner.host,
+                    "rank": held.owner.rank,
+                },
+            )
+        except OSError as error:
+            raise self.root.failed(error, "writing history") from error
+
+
+def get_or_build(
+    kind: str,
+    inputs: Mapping[str, object],
+    build: Callable[[Path], None],
+    *,
+    timeout: float | None = None,
+    leaf: bool = False,
+    root: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Make something once per node: a generated kernel, an index file, a folder of tables.
+
+    Args:
+        kind: what sort of thing it is; a word of letters, digits, ``_``, ``-`` and ``.``, at most 64 long. Two
+            kinds never share an entry.
+        inputs: everything that decides the result. Values are strings, bytes, numbers, booleans, None, lists, tuples
+            and dicts of them, or :class:`pathlib.Path`, which stands for the content of that file.
+        build: called as ``build(folder)`` in the one process that builds; fills the empty folder with plain files.
+        timeout: seconds to wait for another builder; None for as long as it lives.
+        leaf: declares that ``build`` never asks for another build, so it may itself be asked for inside one.
+        root: another root than the default. NODECACHE_ROOT, where set, wins.
+
+    Returns:
+        The entry's folder: read-only files, and ``manifest.json``. It stays until it is pruned.
+
+    Raises:
+        SpecError: ``kind`` or ``inputs`` make no sense.
+        BuildError: ``build`` raised, here or in the process that this one waited for; the cause is its text, and in
+            the process that built also ``__cause__``.
+        LeaseTimeout: the time passed while another process built.
+        NestedLease: called inside another build, and not declared a leaf.
+        RootError: the root cannot be used.
+
+    Concurrency: any number of threads and processes may call it at once. One builds; if it dies, another does. An
+    exception from ``build`` is told to all who waited and is not tried again for them; KeyboardInterrupt, SystemExit,
+    MemoryError and OSErrors of this machine's limits (no space, too many files) end the builder only.
+    """
+    began = time.monotonic()
+    if not kind or len(kind) > KIND_LIMIT or not all(c.isalnum() or c in "_-." for c in kind) or not kind.isascii():
+        raise SpecError(f"Kind {kind!r} is no short word. Use at most {KIND_LIMIT} letters, digits, '_', '-' and '.'.")
+    place = open_root(root)
+    items = [
+        ("kind", f"folder {kind}"),
+        *sorted((f"input {name}", _canonical(value)) for name, value in inputs.items()),
+    ]
+
+    def run(folder: Staging, attempt_id: str) -> Product:
+        log = attempt.log_path(place, recipe, attempt_id)
+        try:
+            build(Path(folder.entry))
+        except (BuildError, BuildInterrupted, MemoryError):
+            raise
+        except OSError as error:
+            if error.errno in _LIMITS:
+                raise
+            raise _as_failure(kind, error, attempt_id, log) from error
+        except Exception as error:
+            raise _as_failure(kind, error, attempt_id, log) from error
+        return Product(Inputs(), {})
+
+    recipe = digest_items(items)
+    request = Request(place, recipe, items=items, name=kind, kind=f"folder {kind}", roots=[], build=run, leaf=leaf)
+    found = request.look()
+    if found is None:
+        outcomes: list[Outcome] = []
+        request.obtain(outcomes.append, timeout=timeout, verbose=False, began=began)
+        found = outcomes[0].entry
+    return Path(found.path)
+
+
+def _limits() -> frozenset[int]:
+    import errno
+
+    return frozenset(
+        {
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOMEM,
+            errno.EAGAIN,
+            errno.EROFS,
+            errno.EIO,
+        }
+    )
+
+
+_LIMITS = _limits()
+
+
+def _as_failure(kind: str, error: Exception, attempt_id: str, log: str) -> BuildError:
+    """An exception of the caller's build function, as text that other processes can be told."""
+    import traceback
+
+    with open(log, "a", encoding="utf-8") as file:
+        file.write("".join(traceback.format_exception(error)))
+    first = f"Error building {kind!r}: {type(error).__name__}: {error}"
+    return BuildError(
+        f"{first}\nThe traceback is in {log}. Correct the build function and call again.",
+        attempt=attempt_id,
+        first_error=first,
+        log=log,
+    )
+
+
+def _canonical(value: object) -> str:
+    """A value as text, the same for equal values and different for different ones."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return f"{type(value).__name__}:{value!r}"
+    if isinstance(value, os.PathLike):
+        from nodecache.digest import digest_file
+
+        try:
+            return f"file:{digest_file(os.fspath(value))}"
+        except OSError as error:
+            raise SpecError(f"Input file {value} cannot be read: {error.strerror}. Check the path.") from error
+    if isinstance(value, list | tuple):
+        return f"list:[{','.join(_canonical(element) for element in value)}]"
+    if isinstance(value, dict):
+        pairs = sorted((_canonical(key), _canonical(element)) for key, element in value.items())
+        return f"dict:{{{','.join(f'{key}={element}' for key, element in pairs)}}}"
+    raise SpecError(
+        f"An input of type {type(value).__name__} has no fixed text. Use strings, numbers, lists, dicts, or a Path for "
+        f"the content of a file."
+    )

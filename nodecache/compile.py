@@ -1,0 +1,438 @@
+"""Compile: from a recipe to a checked file in staging.
+
+Ninja runs the steps, under a supervisor that ends them all when this process is gone. Compilers work in the staging
+folder with relative paths, on a snapshot of the sources, and write only there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+
+from nodecache import elf, lock
+from nodecache.attempt import log_path
+from nodecache.compiler import which
+from nodecache.digest import read_bytes
+from nodecache.errors import BuildError, BuildInterrupted, RootError, SpecError, ToolchainError
+from nodecache.inputs import Inputs, learn, parse_dependencies
+from nodecache.jobs import job_count
+from nodecache.packages import package_folder
+from nodecache.staging import MARK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nodecache.recipe import Recipe
+    from nodecache.root import Root
+    from nodecache.spec import Source, Spec
+    from nodecache.staging import Staging
+
+TAIL_LINES = 200
+"""Lines of output that the builder's exception carries at most."""
+
+_CANNOT_SAY_WHERE = ("ninja: build stopped", "FAILED: ")
+
+
+class Built:
+    """A checked result in staging.
+
+    Attributes:
+        inputs: what was read.
+        steps: per step its name, start and end in milliseconds since the build began.
+        raced: the input that changed while it was being read, or None. Such a result may be used, not published.
+    """
+
+    def __init__(self, inputs: Inputs, steps: list[dict[str, Any]], raced: str | None) -> None:
+        self.inputs = inputs
+        self.steps = steps
+        self.raced = raced
+
+
+def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str) -> Built:
+    """Compile and link a spec into ``staging.entry``.
+
+    Raises:
+        ToolchainError: Python's headers, or a framework's, are missing; known before anything is compiled.
+        BuildError: a tool failed, or made nothing usable.
+        BuildInterrupted: the tools were killed.
+        RootError: no space, no right to write, a file size limit.
+    """
+    log = log_path(root, recipe.key, attempt)
+    search = _search_flags(spec)
+    steps = _plan(spec, recipe, staging, search)
+    _snapshot(spec, recipe, staging, root)
+    _write_ninja(root, staging, steps, log)
+    began = _file_time(staging)
+    _run(root, spec, recipe, staging, attempt, log)
+    output = f"{staging.entry}/{spec.file_name}"
+    _check(root, spec, output, attempt, log)
+    read = [
+        os.path.normpath(os.path.join(staging.path, path))
+        for name in os.listdir(f"{staging.path}/obj")
+        if name.endswith(".d")
+        for path in parse_dependencies(_text(f"{staging.path}/obj/{name}"))
+    ]
+    read += [*recipe.linked, *_named_libraries(recipe)]
+    inputs, counted = learn(recipe, [path for path in read if os.path.exists(path)], staging.path)
+    raced = next((path for path in counted if os.stat(path).st_ctime_ns >= began), None)
+    return Built(inputs, _times(staging, steps), raced)
+
+
+def known_inputs(recipe: Recipe, staging: Staging) -> str:
+    """What a failed build is known to have read, as text for its record; compilers write it even when they fail."""
+    try:
+        names = [name for name in os.listdir(f"{staging.path}/obj") if name.endswith(".d")]
+    except FileNotFoundError:
+        return ""
+    read = [
+        os.path.normpath(os.path.join(staging.path, path))
+        for name in names
+        for path in parse_dependencies(_text(f"{staging.path}/obj/{name}"))
+    ]
+    inputs, _ = learn(recipe, [path for path in read if os.path.exists(path)], staging.path)
+    return "\n".join(inputs.lines())
+
+
+def _text(path: str) -> str:
+    return os.fsdecode(read_bytes(path))
+
+
+def _search_flags(spec: Spec) -> list[str]:
+    """Where Python's and the frameworks' headers are; refuses before compiling what cannot compile."""
+    import sysconfig
+
+    folders = []
+    text = b"\n".join(source.data for source in spec.sources)
+    pybind11 = package_folder("pybind11")
+    needs_pybind11 = "pybind11" in spec.frameworks or (b"<pybind11/" in text and "torch" not in spec.frameworks)
+    if pybind11 and os.path.isfile(f"{pybind11}/include/pybind11/pybind11.h"):
+        folders.append(f"{pybind11}/include")
+    elif needs_pybind11:
+        raise ToolchainError(
+            f"pybind11 is not installed for {sys.executable}, and {spec.name!r} needs its headers. "
+            f"Install it: {sys.executable} -m pip install pybind11"
+        )
+    include = sysconfig.get_path("include")
+    if not os.path.isfile(f"{include}/Python.h"):
+        raise ToolchainError(
+            f"Python.h is not in {include}: the headers of Python {sys.version.split()[0]} are not installed. "
+            f"Install them (apt-get install python3-dev, dnf install python3-devel), or use a Python that has them."
+        )
+    folders += dict.fromkeys([include, sysconfig.get_path("platinclude")])
+    return [word for folder in folders for word in ("-isystem", folder)]
+
+
+def _plan(
+    spec: Spec, recipe: Recipe, staging: Staging, search: list[str]
+) -> list[tuple[str, str, list[str], list[str]]]:
+    """The steps: ``(what it does, output, inputs, command)``, all but the first relative to the staging folder."""
+    maps = [f"-ffile-prefix-map={staging.path}=/nodecache/build"]
+    # The last that matches wins, so the longest goes last.
+    for number, folder in sorted(enumerate(recipe.roots), key=lambda pair: len(pair[1])):
+        if "=" not in folder:
+            maps.append(f"-ffile-prefix-map={folder}=/nodecache/root{number}")
+    defines = [f"-DNODECACHE_MODULE_NAME={spec.name}", f"-DTORCH_EXTENSION_NAME={spec.name}"]
+    steps = []
+    objects = []
+    for number, source in enumerate(spec.sources):
+        name = _snapshot_name(number, source)
+        target = f"obj/{number}.o"
+        objects.append(target)
+        folder = os.path.dirname(source.path)
+        if source.cuda:
+            if recipe.cuda is None:
+                raise SpecError(f"{source.path} is CUDA and the recipe has no toolkit. This is a bug in nodecache.")
+            command = recipe.cuda.command(
+                compiler=recipe.compiler.command,
+                host_flags=["-fPIC", *maps],
+                flags=[*defines, *search, *recipe.cuda_cflags, "-I", folder],
+                source=name,
+                target=target,
+                dependencies=f"obj/{number}.d",
+            )
+        else:
+            command = [
+                *recipe.compiler.command,
+                *("-MD", "-MF", f"obj/{number}.d", "-fPIC"),
+                *maps,
+                *defines,
+                *("-iquote", folder),
+                *recipe.cflags,
+                *search,
+                *("-c", name, "-o", target),
+            ]
+        steps.append((f"compile {os.path.basename(source.path)}", target, [name], command))
+    dependency = ["-Wl,--dependency-file=obj/link.d"] if recipe.compiler.link_deps else []
+    toolkit = recipe.cuda.link_flags() if recipe.cuda else []
+    output = f"entry/{spec.file_name}"
+    shared = [] if spec.kind == "program" else ["-shared"]
+    command = [*recipe.compiler.command, *shared, *objects, *recipe.ldflags, *toolkit, *dependency, "-o", output]
+    steps.append((f"link {spec.file_name}", output, objects, command))
+    return steps
+
+
+def _snapshot_name(number: int, source: Source) -> str:
+    return f"src/{number}/{os.path.basename(source.path)}"
+
+
+def _snapshot(spec: Spec, recipe: Recipe, staging: Staging, root: Root) -> None:
+    """Write the sources as they were when the call began; messages and ``__FILE__`` speak of the originals."""
+    try:
+        os.mkdir(f"{staging.path}/obj")
+        for number, source in enumerate(spec.sources):
+            path = f"{staging.path}/{_snapshot_name(number, source)}"
+            os.makedirs(os.path.dirname(path))
+            said = os.fsencode(source.path).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+            with open(path, "xb") as file:
+                if not source.path.endswith((".s", ".S")):
+                    file.write(b'#line 1 "%s"\n' % said)
+                file.write(source.data.removeprefix(b"\xef\xbb\xbf"))
+    except OSError as error:
+        raise root.failed(error, "writing the sources' snapshot") from error
+
+
+def _write_ninja(root: Root, staging: Staging, steps: list[tuple[str, str, list[str], list[str]]], log: str) -> None:
+    """One rule a step; each says in the log that it begins, because ninja tells of it only when it has ended."""
+    lines = ["rule step", "  command = $run", "  description = $what", ""]
+    for number, (what, output, inputs, command) in enumerate(steps, 1):
+        said = shlex.quote(f"> step {number} of {len(steps)}: {what}")
+        run = f"echo {said} >> {shlex.quote(log)}; exec {shlex.join(command)}"
+        lines.append(f"build {_ninja_path(output)}: step {' '.join(_ninja_path(name) for name in inputs)}")
+        lines += [f"  run = {run.replace('$', '$$')}", f"  what = {what.replace('$', '$$')}"]
+    try:
+        with open(f"{staging.path}/build.ninja", "xb") as file:
+            file.write(os.fsencode("\n".join(lines) + "\n"))
+    except OSError as error:
+        raise root.failed(error, "writing build.ninja") from error
+
+
+def _ninja_path(path: str) -> str:
+    return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _ninja() -> str:
+    """Path of ninja: the one that pip brought, else the one on PATH."""
+    try:
+        import ninja
+
+        path = os.path.join(ninja.BIN_DIR, "ninja")
+        if os.access(path, os.X_OK):
+            return path
+    except ImportError:
+        pass
+    found = which("ninja")
+    if found is None:
+        raise ToolchainError(f"ninja is not installed. Install it: {sys.executable} -m pip install ninja")
+    return found
+
+
+def _file_time(staging: Staging) -> int:
+    """The time that the kernel stamps on what changes now; an input that changes after this has it or a later one."""
+    fd = os.open(f"{staging.path}/began", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(fd).st_ctime_ns
+    finally:
+        os.close(fd)
+
+
+def build_environment(staging: Staging, attempt: str) -> dict[str, str]:
+    """The environment of a build's processes."""
+    left_out = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "NINJAFLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    # Messages are read by programs, here and in continuous integration: English, and the same for everybody.
+    return environment | {
+        "LC_ALL": "C",
+        "TMPDIR": staging.tmp,
+        MARK: attempt,
+        "NINJA_STATUS": "[%f/%t] ",
+        "PWD": staging.path,
+    }
+
+
+class Supervised:
+    """A command under a supervisor: it and all that it started end when this process does, or leaves the context."""
+
+    def __init__(self, root: Root, staging: Staging, attempt: str, command: list[str], log: str) -> None:
+        self._root = root
+        self._staging = staging
+        self._attempt = attempt
+        self._command = command
+        self._log = log
+
+    def __enter__(self) -> Supervised:
+        control_read, self._control = lock.pipe()
+        self._status, status_write = lock.pipe()
+        builder = _pidfd()
+        given = [fd for fd in (builder, control_read, status_write) if fd >= 0]
+        program = os.path.join(os.path.dirname(__file__), "supervise.py")
+        try:
+            with open(self._log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable or "python3", "-I", "-S", program),
+                        *(str(builder), str(control_read), str(status_write), self._staging.path),
+                        *self._command,
+                    ],
+                    cwd=self._staging.path,
+                    env=build_environment(self._staging, self._attempt),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=given,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._close()
+            raise self._root.failed(error, "starting the build") from error
+        finally:
+            for fd in given:
+                lock.close(fd)
+        return self
+
+    def wait(self) -> tuple[str, int]:
+        """Wait for the command: ``("exit", status)``, ``("signal", number)`` or ``("gone", 0)``."""
+        said = b""
+        while more := os.read(self._status, 64):
+            said += more
+            if said.endswith(b"\n"):
+                word, _, number = said.decode().strip().partition(" ")
+                return word, int(number)
+        return "gone", 0
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self._process.wait()
+
+    def _close(self) -> None:
+        lock.close(self._control)
+        lock.close(self._status)
+
+
+def _pidfd() -> int:
+    """A descriptor that becomes readable when this process is dead, or -1 where the kernel has none."""
+    try:
+        return lock.note(os.pidfd_open, os.getpid())
+    except OSError:
+        return -1
+
+
+def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str, log: str) -> None:
+    """Run ninja; turn what went wrong into the right exception."""
+    command = [_ninja(), "-v", "-j", str(job_count())]
+    with Supervised(root, staging, attempt, command, log) as tools:
+        word, number = tools.wait()
+    if word == "exit" and number == 0:
+        return
+    output = _output(log)
+    if word != "exit" or number == 130:  # ninja's status when a signal stopped its commands
+        raise BuildInterrupted(
+            f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
+            f"the log is {log}. Call again."
+        )
+    _raise_if_limited(root, output, staging)
+    raise BuildError(
+        failure_text(spec.name, output, log),
+        attempt=attempt,
+        first_error=f"Error building extension {spec.name!r}: {first_error(output)}",
+        log=log,
+    )
+
+
+def _output(log: str) -> str:
+    return read_bytes(log).decode("utf-8", "replace")
+
+
+def _raise_if_limited(root: Root, output: str, staging: Staging) -> None:
+    """A tool that could not write did not fail; this machine refused it something."""
+    import errno
+
+    for sentence, number in (
+        ("No space left on device", errno.ENOSPC),
+        ("Disk quota exceeded", errno.EDQUOT),
+        ("File size limit exceeded", errno.EFBIG),
+        ("File too large", errno.EFBIG),
+    ):
+        if sentence in output:
+            raise root.failed(OSError(number, os.strerror(number)), "compiling")
+
+
+def first_error(output: str) -> str:
+    """The first error in a compiler's output, with its file and line; else the last line that says something."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    for mark in (": error: ", ": fatal error: ", "error: ", "undefined reference", "cannot find ", " error", "Error"):
+        for line in lines:
+            if mark in line and not line.startswith(("> step", "[", "#")):
+                return line.strip()
+    said = [line for line in lines if not line.startswith(("> step", "#", *_CANNOT_SAY_WHERE)) and line[:1] != "["]
+    return said[-1].strip() if said else "the tool said nothing"
+
+
+def failure_text(name: str, output: str, log: str) -> str:
+    """What the builder's exception says: cause, the tail of the output, where the rest is, remedy."""
+    lines = output.splitlines()
+    remedy = "Correct the cause and call again."
+    if "Killed signal terminated" in output or "code=137" in output or "signal 9" in output:
+        remedy = (
+            "A compiler was killed, most often for memory. Run fewer at once (NODECACHE_JOBS=1), "
+            "or give the job more memory, and call again."
+        )
+    cut = f"(the last {TAIL_LINES} lines)\n" if len(lines) > TAIL_LINES else ""
+    tail = "\n".join(lines[-TAIL_LINES:])
+    return f"Error building extension {name!r}: {first_error(output)}\n\n{cut}{tail}\n\nThe full log is {log}. {remedy}"
+
+
+def _check(root: Root, spec: Spec, output: str, attempt: str, log: str) -> None:
+    """Whether the tools left what they should have."""
+    if not os.path.isfile(output):
+        wrong: str | None = "it is not there"
+    elif spec.kind == "program":
+        wrong = None if os.path.getsize(output) else "it is empty"
+    else:
+        wrong = elf.fault(output, f"PyInit_{spec.name}" if spec.kind == "module" else None)
+    if wrong is None:
+        return
+    cause = f"Error building extension {spec.name!r}: the tools ended well, but {spec.file_name} is not usable: {wrong}"
+    if "does not export" in wrong:
+        remedy = f"Name the module {spec.name} in its source, as PYBIND11_MODULE({spec.name}, m) does."
+    else:
+        remedy = "See whether CXX names a wrapper that does less than a compiler."
+    raise BuildError(f"{cause}.\nThe full log is {log}. {remedy}", attempt=attempt, first_error=cause, log=log)
+
+
+def _named_libraries(recipe: Recipe) -> list[str]:
+    """Libraries that ``-l`` finds in the folders that ``-L`` names, for linkers that do not say what they read."""
+    folders = [recipe.ldflags[at + 1] for at, flag in enumerate(recipe.ldflags[:-1]) if flag == "-L"]
+    found = []
+    for flag in recipe.ldflags:
+        if flag.startswith("-l") and len(flag) > 2:
+            names = [flag[3:]] if flag[2] == ":" else [f"lib{flag[2:]}.so", f"lib{flag[2:]}.a"]
+            candidates = [f"{folder}/{name}" for folder in folders for name in names]
+            found += [path for path in candidates if os.path.isfile(path)][:1]
+    return found
+
+
+def _times(staging: Staging, steps: list[tuple[str, str, list[str], list[str]]]) -> list[dict[str, Any]]:
+    """When each step ran, from ninja's log: tab-separated start, end (ms), mtime, output, hash."""
+    names = {output: what for what, output, _, _ in steps}
+    found = []
+    for line in _text(f"{staging.path}/.ninja_log").splitlines():
+        fields = line.split("\t")
+        if len(fields) >= 5 and fields[3] in names:
+            found.append({"step": names[fields[3]], "start_ms": int(fields[0]), "end_ms": int(fields[1])})
+    return sorted(found, key=lambda step: (step["start_ms"], step["end_ms"]))
+
+
+def write_log_head(root: Root, path: str, lines: list[str]) -> None:
+    """Begin a log."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, "".join(f"# {line}\n" for line in [*lines, time.strftime("%Y-%m-%d %H:%M:%S %z")]).encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise RootError(str(root.failed(error, "writing the log"))) from error

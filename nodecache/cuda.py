@@ -1,0 +1,189 @@
+"""CUDA: the toolkit, and the architectures to compile for.
+
+The architectures come from the call's own flags, else from TORCH_CUDA_ARCH_LIST, else from the GPUs that this node has.
+The index of a device never matters, nor which of them are visible to this process. Without any of the three there is
+nothing to compile for, and that is an error, not a guess.
+"""
+
+from __future__ import annotations
+
+import os
+
+from nodecache.compiler import recall_lines, remember_lines, run_tool, which
+from nodecache.digest import digest_items
+from nodecache.errors import SpecError, ToolchainError
+from nodecache.packages import cuda_home
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nodecache.root import Root
+
+# The names that torch's cpp_extension understands in TORCH_CUDA_ARCH_LIST, and the capabilities they stand for.
+NAMES = {
+    "Maxwell": "5.0;5.2+PTX",
+    "Pascal": "6.0;6.1+PTX",
+    "Volta": "7.0+PTX",
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0;8.6+PTX",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0;12.0+PTX",
+}
+
+
+class Toolkit:
+    """A CUDA toolkit and what it compiles for.
+
+    Attributes:
+        nvcc: path of nvcc.
+        home: the toolkit's folder.
+        flags: ``-gencode`` flags, sorted; empty where the call's own flags choose.
+        items: what of it goes into the recipe.
+    """
+
+    __slots__ = ("flags", "home", "items", "nvcc")
+
+    def __init__(self, nvcc: str, home: str, version: str, flags: list[str]) -> None:
+        self.nvcc = nvcc
+        self.home = home
+        self.flags = flags
+        self.items = [("cuda compiler", version), ("cuda architectures", " ".join(flags) or "from the flags")]
+
+    def command(
+        self,
+        *,
+        compiler: list[str],
+        host_flags: list[str],
+        flags: list[str],
+        source: str,
+        target: str,
+        dependencies: str,
+    ) -> list[str]:
+        """The nvcc command for one source. ``host_flags`` go to the host compiler as they are."""
+        host = [word for flag in host_flags for word in ("-Xcompiler", flag.replace(",", "\\,"))]
+        chosen = [] if os.environ.get("NVCC_CCBIN") else ["-ccbin", compiler[0]]
+        return [
+            *(self.nvcc, *chosen, *self.flags, *host),
+            *("--generate-dependencies-with-compile", "--dependency-output", dependencies),
+            *flags,
+            *("-c", source, "-o", target),
+        ]
+
+    def link_flags(self) -> list[str]:
+        """What the linker needs for the CUDA runtime."""
+        folder = next(
+            (f"{self.home}/{name}" for name in ("lib64", "lib") if os.path.isdir(f"{self.home}/{name}")), self.home
+        )
+        return [f"-L{folder}", "-lcudart"]
+
+
+def find_toolkit(root: Root, cuda_cflags: tuple[str, ...]) -> Toolkit:
+    """The toolkit for a spec with CUDA sources.
+
+    Raises:
+        ToolchainError: there is no nvcc, or nothing to compile for.
+        SpecError: TORCH_CUDA_ARCH_LIST has a word that is no architecture.
+    """
+    home = cuda_home()
+    nvcc = which(os.environ.get("PYTORCH_NVCC") or (f"{home}/bin/nvcc" if home else "nvcc")) or which("nvcc")
+    if nvcc is None:
+        raise ToolchainError(
+            "There is no CUDA compiler: nvcc is neither on PATH nor below CUDA_HOME. Install the CUDA toolkit, load its "
+            "module, or set CUDA_HOME."
+        )
+    home = home or os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
+    memory = root.at("tools", digest_items([("nvcc", nvcc), ("path", os.path.realpath(nvcc))]))
+    said = recall_lines(memory)
+    if said is None:
+        status, text = run_tool([nvcc, "--version"])
+        if status:
+            raise ToolchainError(f"{nvcc} --version failed: {text.strip()[:200]!r}. Correct CUDA_HOME.")
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        remember_lines(root, memory, said, [nvcc])
+    # As in torch: whoever passes an architecture to nvcc has chosen, and the list is left out.
+    flags = [] if any("arch" in flag or "gencode" in flag for flag in cuda_cflags) else architectures(root)
+    return Toolkit(nvcc, home, "\n".join(said), flags)
+
+
+def architectures(root: Root) -> list[str]:
+    """``-gencode`` flags for TORCH_CUDA_ARCH_LIST, or for this node's GPUs."""
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if not wanted or wanted == "native":
+        wanted = " ".join(_devices(root))
+        if not wanted:
+            raise ToolchainError(
+                "This node has no GPU to compile for, and no architecture is named. Set TORCH_CUDA_ARCH_LIST, "
+                "for example TORCH_CUDA_ARCH_LIST='8.0 9.0', to build for the GPUs that the job will have."
+            )
+    return gencode_flags(wanted)
+
+
+def gencode_flags(wanted: str) -> list[str]:
+    """``-gencode`` flags for a list such as ``8.0;9.0a+PTX`` or ``Hopper``, sorted and without repeats.
+
+    Source: torch's documentation of TORCH_CUDA_ARCH_LIST (separators, ``+PTX``, names); nvcc's of ``-gencode``.
+    """
+    words = wanted.replace(";", " ").replace(",", " ").split()
+    flags = set()
+    for word in " ".join(NAMES.get(word, word) for word in words).replace(";", " ").split():
+        number, plus, ptx = word.partition("+")
+        major, dot, minor = number.partition(".")
+        if not (
+            major.isdecimal()
+            and dot
+            and minor[:1].isdecimal()
+            and minor.rstrip("af").isdecimal()
+            and (not plus or ptx == "PTX")
+        ):
+            raise SpecError(
+                f"TORCH_CUDA_ARCH_LIST has {word!r}, which is no architecture. Write numbers such as 9.0 or 9.0a, "
+                f"with +PTX where wanted, or a name of {', '.join(NAMES)}."
+            )
+        arch = major + minor
+        flags.add(f"-gencode=arch=compute_{arch},code=sm_{arch}")
+        if plus:
+            flags.add(f"-gencode=arch=compute_{arch},code=compute_{arch}")
+    return sorted(flags)
+
+
+_QUESTION = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
+    for device in range(count.value):
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+        print(f"{major.value}.{minor.value}")
+"""
+
+
+def _devices(root: Root) -> list[str]:
+    """Compute capabilities of this node's GPUs, asked once a boot from the driver.
+
+    In a process of its own: whoever initialises CUDA can fork no workers that use it.
+    """
+    import subprocess
+    import sys
+
+    from nodecache.node import node
+
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
+        return []
+    memory = root.at("tools", digest_items([("devices", node().boot_id)]))
+    said = recall_lines(memory)
+    if said is None:
+        environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _QUESTION],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+        said = sorted(set(done.stdout.decode("ascii", "replace").split()))
+        if said:
+            remember_lines(root, memory, said, [])
+    return said

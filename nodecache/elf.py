@@ -1,0 +1,66 @@
+"""Just enough of ELF to say whether a shared object fits this machine and has its init function.
+
+Source: System V ABI, chapter "Object Files" (header, section header, symbol table layouts).
+"""
+
+from __future__ import annotations
+
+import struct
+
+_ET_DYN = 3
+_SHT_DYNSYM = 11
+
+
+def fault(path: str, symbol: str | None) -> str | None:
+    """What is wrong with a shared object, or None.
+
+    Args:
+        path: the file.
+        symbol: a function that it must define and export, or None.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    if not data:
+        return "it is empty"
+    if data[:4] != b"\x7fELF":
+        return "it is no ELF file"
+    with open("/proc/self/exe", "rb") as file:
+        here = file.read(64)
+    if data[4:6] != here[4:6] or data[18:20] != here[18:20]:
+        return "it is built for another machine than this"
+    order = "<" if data[5] == 1 else ">"
+    try:
+        if struct.unpack_from(f"{order}H", data, 16)[0] != _ET_DYN:
+            return "it is no shared object"
+        if symbol is not None and symbol.encode() not in _exported(data, order):
+            return f"it does not export {symbol}"
+    except (struct.error, IndexError, ValueError):
+        return "it is cut short"
+    return None
+
+
+def _exported(data: bytes, order: str) -> set[bytes]:
+    """Names of the symbols that are defined and dynamic."""
+    wide = data[4] == 2
+    if wide:
+        (table,) = struct.unpack_from(f"{order}Q", data, 40)
+        size, count = struct.unpack_from(f"{order}HH", data, 58)
+        section, symbol = f"{order}IIQQQQIIQQ", f"{order}IBBHQQ"
+    else:
+        (table,) = struct.unpack_from(f"{order}I", data, 32)
+        size, count = struct.unpack_from(f"{order}HH", data, 46)
+        section, symbol = f"{order}10I", f"{order}IIIBBH"
+    headers = [struct.unpack_from(section, data, table + number * size) for number in range(count)]
+    names: set[bytes] = set()
+    for header in headers:
+        if header[1] != _SHT_DYNSYM:
+            continue
+        strings = headers[header[6]][4]
+        step = struct.calcsize(symbol)
+        for offset in range(header[4], header[4] + header[5], step):
+            fields = struct.unpack_from(symbol, data, offset)
+            home = fields[3] if wide else fields[5]
+            if home != 0:
+                start = strings + fields[0]
+                names.add(data[start : data.index(b"\0", start)])
+    return names

@@ -1,0 +1,174 @@
+"""The entry: the published, immutable result for a key.
+
+Written in staging, sealed (digests in a manifest, read-only, flushed to disk), then renamed in one step. An entry is
+either absent or complete. Nothing ever writes to a published file: replacing a damaged entry moves it aside first, so a
+process that has mapped it goes on with the inode that it has.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from nodecache.digest import digest_file, read_bytes
+from nodecache.errors import RootError
+from nodecache.root import Root, ensure_folders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class Entry:
+    """A finished entry.
+
+    Attributes:
+        key: its key; empty for a result that was used and not published.
+        path: its folder.
+        published: whether it is in the root for everybody.
+    """
+
+    __slots__ = ("key", "path", "published")
+
+    def __init__(self, key: str, path: str, *, published: bool = True) -> None:
+        self.key = key
+        self.path = path
+        self.published = published
+
+    def file(self, name: str) -> str:
+        """Path of one of its files."""
+        return f"{self.path}/{name}"
+
+
+def entry_path(root: Root, key: str) -> str:
+    """Where the entry of a key is."""
+    return root.at("entries", key)
+
+
+def seal(path: str, about: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest of a staged folder, make all of it read-only, flush it to disk.
+
+    Args:
+        path: the staged folder.
+        about: what else the manifest says.
+
+    Returns:
+        The manifest: ``about``, and under ``files`` for each relative path its size in bytes and its digest.
+    """
+    import json
+
+    files = {}
+    folders = [path]
+    for folder, below, names in os.walk(path):
+        folders += [os.path.join(folder, name) for name in below]
+        for name in names:
+            file = os.path.join(folder, name)
+            if not stat.S_ISREG(os.lstat(file).st_mode):
+                raise RootError(
+                    f"{file} is no plain file, so it cannot be kept in an entry. Make the build write a copy."
+                )
+            executable = os.stat(file).st_mode & stat.S_IXUSR
+            os.chmod(file, 0o500 if executable else 0o400)
+            _flush(file)
+            files[os.path.relpath(file, path)] = {"size": os.stat(file).st_size, "digest": digest_file(file)}
+    manifest = {"format": FORMAT, **about, "files": files}
+    target = f"{path}/{MANIFEST}"
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+    try:
+        raw = json.dumps(manifest, indent=1).encode()
+        while raw:
+            raw = raw[os.write(fd, raw) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    for folder in folders:
+        os.chmod(folder, 0o700)
+        _flush(folder)
+    return manifest
+
+
+def _flush(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(root: Root, staged: str, key: str) -> Entry:
+    """Rename a sealed folder into place.
+
+    A sound entry that is there already, from the loser of a double build, is adopted; a damaged one is moved aside.
+    """
+    target = entry_path(root, key)
+    for number in range(100):
+        try:
+            os.rename(staged, target)
+        except OSError:
+            if not os.path.lexists(target):
+                ensure_folders(root)
+                if not os.path.isdir(staged):
+                    raise
+                continue
+            if damage(target, key) is None:
+                return Entry(key, target)
+            _move_aside(target, f"{os.path.dirname(staged)}/damaged{number}")
+        else:
+            _flush(root.at("entries"))
+            return Entry(key, target)
+    raise RootError(f"{target} cannot be replaced. Remove it: rm -rf {target}")
+
+
+def _move_aside(path: str, aside: str) -> None:
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:  # a pruner or another builder was quicker
+        pass
+
+
+def damage(path: str, key: str) -> str | None:
+    """What is wrong with an entry, every digest checked; None when it is sound."""
+    try:
+        manifest = read_manifest(path)
+        if manifest is None:
+            return "its manifest is damaged"
+        if manifest.get("key") != key:
+            return "its manifest belongs to another key"
+        for name, said in manifest["files"].items():
+            file = os.path.join(path, name)
+            status = os.lstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+                return f"{name} is not a plain file of yours"
+            if status.st_size != said["size"]:
+                return f"{name} has {status.st_size} bytes instead of {said['size']}"
+            if digest_file(file) != said["digest"]:
+                return f"{name} has another digest"
+    except FileNotFoundError as error:
+        return f"{os.path.basename(str(error.filename))} is missing"
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({error})"
+    return None
+
+
+def read_manifest(path: str) -> dict[str, Any] | None:
+    """An entry's manifest; None when it is damaged or from a version that is not known.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    import json
+
+    try:
+        manifest = json.loads(read_bytes(f"{path}/{MANIFEST}"))
+    except (ValueError, RecursionError):
+        return None
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("format") != FORMAT
+        or not isinstance(manifest.get("files"), dict)
+    ):
+        return None
+    return manifest

@@ -1,0 +1,65 @@
+"""What can go wrong, one class a cause.
+
+Every message begins with the cause and ends with the remedy.
+"""
+
+from __future__ import annotations
+
+
+class NodecacheError(Exception):
+    """Base of everything that nodecache raises on purpose."""
+
+
+class SpecError(NodecacheError, ValueError):
+    """What was asked for cannot be built: a bad name, a missing source, a flag that makes no sense."""
+
+
+class ToolchainError(NodecacheError, RuntimeError):
+    """A compiler, header or package that the build needs is not there."""
+
+
+class BuildError(NodecacheError, RuntimeError):
+    """A tool failed, or what it made is not usable. Told once to everybody who waited for that build.
+
+    Attributes:
+        attempt: id of the failed attempt, the same in the builder and in all its waiters.
+        first_error: the compiler's first error with its file and line, or the last line it said.
+        log: path of the full log; it stays until the next attempt at the same recipe has ended.
+    """
+
+    def __init__(self, message: str, *, attempt: str = "", first_error: str = "", log: str = "") -> None:
+        super().__init__(message)
+        self.attempt = attempt
+        self.first_error = first_error
+        self.log = log
+
+
+class BuildInterrupted(NodecacheError, RuntimeError):
+    """The build ended without a verdict: its processes were killed, or this machine refused it something.
+
+    It is not recorded as a failure: whoever waited goes on and builds.
+    """
+
+
+class LeaseTimeout(NodecacheError, TimeoutError):
+    """The caller's ``timeout`` passed while somebody else was building."""
+
+
+class LeaseLost(NodecacheError, RuntimeError):
+    """Where the file system has no locks: another process took the lease over during the build."""
+
+
+class NestedLease(NodecacheError, RuntimeError):
+    """A build function asked for another build while its own lease was held."""
+
+
+class RootError(NodecacheError, RuntimeError):
+    """The root cannot be used: not writable, no space, mounted ``noexec``, not a folder."""
+
+
+class UnsafeRoot(RootError):
+    """Somebody else could have put code into the root."""
+
+
+class LoadError(NodecacheError, ImportError):
+    """The finished extension was built, and then could not be imported."""

@@ -1,0 +1,271 @@
+"""Extensions: from sources to an imported module. The whole path of a hit reads top to bottom in :func:`load`.
+
+    spec -> recipe key -> index: inputs unchanged? -> entry -> module
+
+A hit takes no lock, starts no process and imports nothing but this package's light modules. A miss goes on in
+:mod:`nodecache.cache`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from nodecache.errors import LoadError, SpecError
+from nodecache.index import look
+from nodecache.inputs import Eyes
+from nodecache.recipe import Recipe
+from nodecache.root import open_root
+from nodecache.spec import Spec, arguments, paths, read_sources
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
+
+    from nodecache.cache import Outcome
+    from nodecache.root import Root
+
+    Path = str | os.PathLike[str]
+
+_VANISHED_TRIES = 5
+
+
+def load(
+    name: str,
+    sources: Path | Sequence[Path],
+    extra_cflags: Sequence[str] | None = None,
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Path | Sequence[Path] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    verbose: bool = False,
+    timeout: float | None = None,
+    *,
+    frameworks: Sequence[str] = (),
+    root: Path | None = None,
+) -> ModuleType:
+    """Build an extension once per node, and import it.
+
+    Args:
+        name: the module's name, an ASCII identifier; the source defines ``PyInit_<name>``. The macros
+            ``NODECACHE_MODULE_NAME`` and ``TORCH_EXTENSION_NAME`` are defined to it.
+        sources: one path or several: C++ (``.cpp .cc .cxx .c++ .C .c``, all compiled as C++), assembler (``.s .S``),
+            CUDA (``.cu``).
+        extra_cflags: arguments for the C++ compiler, one string each, after ``-O2 -std=c++17 -fPIC`` and CXXFLAGS.
+        extra_ldflags: arguments for the linker driver, after LDFLAGS; also objects and libraries.
+        extra_include_paths: folders for ``-I``.
+        extra_cuda_cflags: arguments for nvcc.
+        verbose: say on the logger ``nodecache`` what is done; changes neither key nor command.
+        timeout: seconds to wait for another builder; None for as long as it lives.
+        frameworks: of ``pybind11`` and ``torch``, those that must be there. pybind11's headers are found without.
+        root: another root than the default. NODECACHE_ROOT, where set, wins.
+
+    Returns:
+        The module. One process gets the same object for the same key; after a source or header has changed, the same
+        name gives a new one, and the old one goes on working. Its ``__nodecache__`` tells how this process came to it
+        (role, key, seconds). It is not put into ``sys.modules``.
+
+    Raises:
+        SpecError: the name, a source or a flag makes no sense.
+        ToolchainError: there is no compiler, or headers are missing.
+        BuildError: the compiler failed, here or in the process that this one waited for, with the compiler's words.
+        BuildInterrupted: the build was killed from outside.
+        LeaseTimeout: the time passed while another process built.
+        LoadError: it was built, and cannot be imported.
+        RootError, UnsafeRoot: the root cannot be used.
+
+    Concurrency: any number of threads and processes may call it at any time, without a barrier before or after. One
+    process of the node compiles, the others wait for it; if it dies, another goes on.
+    """
+    spec = Spec(
+        name,
+        read_sources(sources),
+        cflags=arguments("extra_cflags", extra_cflags),
+        cuda_cflags=arguments("extra_cuda_cflags", extra_cuda_cflags),
+        ldflags=arguments("extra_ldflags", extra_ldflags),
+        include_paths=paths("extra_include_paths", extra_include_paths),
+        frameworks=arguments("frameworks", frameworks),
+    )
+    module: ModuleType = obtain(spec, verbose=verbose, timeout=timeout, root=root)
+    return module
+
+
+def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, root: Path | None = None) -> Any:
+    """Get or build what a spec describes, and load it.
+
+    Returns:
+        For the kind ``module`` the module, else the path of the file.
+    """
+    began = time.monotonic()
+    place = open_root(root)
+    recipe = Recipe(place, spec)
+    entry = look(place, recipe.key, Eyes(recipe.roots))
+    if entry is not None:
+        path = entry.file(spec.file_name)
+        known = _modules.get(path)
+        if known is not None:
+            return known
+        try:
+            return _use(spec, path, "hit", entry.key, began)
+        except FileNotFoundError:
+            # A pruner or temp cleaner took it between the look and the load: a miss.
+            pass
+    return _miss(place, spec, recipe, verbose=verbose, timeout=timeout, began=began)
+
+
+def _miss(place: Root, spec: Spec, recipe: Recipe, *, verbose: bool, timeout: float | None, began: float) -> Any:
+    """Wait for the entry or build it, then load it."""
+    from nodecache.cache import Request
+    from nodecache.compile import Built, compile_spec, known_inputs, write_log_head
+
+    loaded: list[Any] = []
+
+    def build(staging: Any, attempt: str) -> Any:
+        from nodecache.attempt import log_path
+        from nodecache.cache import Product
+
+        log = log_path(place, recipe.key, attempt)
+        write_log_head(place, log, [f"nodecache builds {spec.name!r}, attempt {attempt}", f"recipe {recipe.key}"])
+        built: Built = compile_spec(place, spec, recipe, staging, attempt)
+        _keep_log(log, f"{staging.entry}/build.log")
+        return Product(built.inputs, {"steps": built.steps, "file": spec.file_name}, built.raced)
+
+    def use(outcome: Outcome) -> None:
+        entry = outcome.entry
+        builder = outcome.builder
+        module = _use(
+            spec, entry.file(spec.file_name), outcome.role, entry.key, began, builder.rank if builder else None
+        )
+        loaded.append(module)
+
+    for _ in range(_VANISHED_TRIES):
+        request = Request(
+            place,
+            recipe.key,
+            items=recipe.items,
+            name=spec.name,
+            kind=spec.kind,
+            roots=recipe.roots,
+            build=build,
+            failed_inputs=lambda staging: known_inputs(recipe, staging),
+        )
+        try:
+            request.obtain(use, timeout=timeout, verbose=verbose, began=began)
+        except FileNotFoundError as error:
+            vanished = error
+            continue
+        return loaded[-1]
+    raise LoadError(
+        f"{spec.name!r} keeps vanishing after it was published ({vanished.filename}). Stop whatever is cleaning {place.path}."
+    )
+
+
+def _keep_log(log: str, copy: str) -> None:
+    import shutil
+
+    shutil.copyfile(log, copy)
+
+
+_modules: dict[str, ModuleType] = {}
+_importing: dict[str, threading.RLock] = {}
+
+
+class Loaded:
+    """How this process came to a module: its ``__nodecache__``.
+
+    Attributes:
+        role: ``built``, ``waited`` or ``hit``.
+        key: the entry's key; empty when the result was used and not kept.
+        path: the shared object.
+        seconds: seconds that the call took.
+        builder_rank: rank of the process that was waited for, where known.
+    """
+
+    __slots__ = ("builder_rank", "key", "path", "role", "seconds")
+
+    def __init__(self, role: str, key: str, path: str, seconds: float, builder_rank: int | None) -> None:
+        self.role = role
+        self.key = key
+        self.path = path
+        self.seconds = seconds
+        self.builder_rank = builder_rank
+
+    def __repr__(self) -> str:
+        return f"Loaded({self.role!r}, key={self.key!r}, seconds={self.seconds:.3f})"
+
+
+def _use(spec: Spec, path: str, role: str, key: str, began: float, builder_rank: int | None = None) -> Any:
+    """Load a finished file; the same file gives the same module.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        LoadError: the loader refuses it.
+    """
+    if spec.kind != "module":
+        os.stat(path)
+        return path
+    known = _modules.get(path)
+    if known is not None:
+        return known
+    with _import_lock(path):
+        known = _modules.get(path)
+        if known is None:
+            known = _import(spec.name, path)
+            vars(known)["__nodecache__"] = Loaded(role, key, path, time.monotonic() - began, builder_rank)
+            # A result that is not kept lies in a folder that is about to go: its path may come again.
+            if key:
+                _modules[path] = known
+    return known
+
+
+def _import_lock(path: str) -> threading.RLock:
+    """One lock a file: a lock for all would deadlock with the import system's own."""
+    import threading
+
+    return _importing.setdefault(path, threading.RLock())
+
+
+def _renew_locks() -> None:
+    """In a forked child: the parent's threads, which may hold them, are not here."""
+    _importing.clear()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _import(name: str, path: str) -> ModuleType:
+    from importlib.machinery import ExtensionFileLoader
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    loader = ExtensionFileLoader(name, path)
+    found = spec_from_file_location(name, path, loader=loader)
+    if found is None:
+        raise SpecError(f"{path} cannot be a module. This is a bug in nodecache.")
+    try:
+        module = module_from_spec(found)
+        loader.exec_module(module)
+    except ImportError as error:
+        os.stat(path)  # gone: not the loader's fault
+        raise LoadError(_load_failure(name, path, error), name=name, path=path) from error
+    return module
+
+
+def _load_failure(name: str, path: str, error: ImportError) -> str:
+    """Why the loader refused, and what to do."""
+    text = str(error).replace(f"{path}: ", "")
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        return (
+            f"{name!r} cannot be loaded: its root is on a file system that is mounted noexec ({path}). "
+            f"Set NODECACHE_ROOT to a folder where code may run."
+        )
+    if "cannot open shared object file" in text:
+        library = text.partition(":")[0]
+        return (
+            f"{name!r} was built, and cannot be loaded here: {library} is not found by the loader. "
+            f"Install it or add its folder to LD_LIBRARY_PATH; a driver library is only on nodes with the device. ({path})"
+        )
+    return (
+        f"{name!r} was built, and cannot be loaded: {text}. Check extra_ldflags and what the source refers to. ({path})"
+    )

@@ -1,0 +1,280 @@
+"""The lease: the right to build one recipe on this node, held by at most one process at any time.
+
+``docs/lease.md`` writes the protocol down, with the reason for each step; the steps there, in the model
+(``tests/test_lease_model.py``) and here carry the same names: *seen, look, told, claim, check, write owner, sweep,
+build, publish, index, forget, record, erase, let go, ring*.
+
+The truth is a kernel lock on a file that is never unlinked here, so a dead holder is succeeded at once and a living one
+is never robbed, however long it is stopped. Ranks, ages, PIDs and clocks decide nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from nodecache import attempt, bell, lock, owner
+from nodecache.errors import LeaseTimeout, NestedLease
+from nodecache.owner import Owner
+from nodecache.root import Root, ensure_folders
+from nodecache.waiting import Voice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol, TypeVar
+
+    from nodecache.errors import BuildError
+
+    Found = TypeVar("Found")
+
+    class Claim(Protocol):
+        """What carries a lease: a kernel lock, or its stand-in where there is none."""
+
+        def previous(self) -> Owner | None:
+            """The owner before, if it did not let go on purpose."""
+
+        def write(self, record: Owner) -> None:
+            """Put the owner record where others read it."""
+
+        def is_mine(self) -> bool:
+            """Whether this process still holds it."""
+
+        def release(self) -> None:
+            """Let go. In a child forked since: nothing."""
+
+
+_nesting = threading.local()
+
+
+class Lease:
+    """A held lease. Use :func:`take` to get one, and it as a context manager to let go.
+
+    Attributes:
+        attempt: id of this try at building.
+        recipe: key of the recipe.
+        successor_of: the holder that died before, or None.
+    """
+
+    def __init__(self, root: Root, recipe: str, name: str, claim: Claim) -> None:
+        self.attempt = attempt.new_id()
+        self.recipe = recipe
+        self._claim = claim
+        self._pid = os.getpid()
+        self.successor_of = claim.previous()
+        log = attempt.log_path(root, recipe, self.attempt)
+        self.owner = owner.this_process(attempt=self.attempt, recipe=recipe, name=name, log=log)
+        claim.write(self.owner)
+        self._bell = bell.hang(bell_path(root, recipe))
+
+    def is_mine(self) -> bool:
+        """Whether this very process (not a child that it forked) holds the lease."""
+        return os.getpid() == self._pid and self._claim.is_mine()
+
+    def release(self) -> None:
+        """Let go, then wake who waits. Never fails: the descriptors are this process's own."""
+        if os.getpid() != self._pid:
+            return
+        self._claim.release()
+        if self._bell is not None:
+            lock.close(self._bell)
+
+
+class KernelClaim:
+    """A kernel lock on ``<root>/leases/<recipe>.lock``; its record lies in the locked file."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    def previous(self) -> Owner | None:
+        """The record that is still there: whoever lets go on purpose erases it."""
+        return owner.read(self._fd)
+
+    def write(self, record: Owner) -> None:
+        """Write the record into the locked file."""
+        owner.write(self._fd, record)
+
+    def is_mine(self) -> bool:
+        """A kernel lock cannot be lost while its descriptor is open."""
+        return lock.held(self._fd)
+
+    def release(self) -> None:
+        """Erase the record, and close."""
+        if lock.held(self._fd):
+            owner.erase(self._fd)
+            lock.close(self._fd)
+
+
+def lock_path(root: Root, recipe: str) -> str:
+    """The recipe's lock file."""
+    return root.at("leases", f"{recipe}.lock")
+
+
+def bell_path(root: Root, recipe: str) -> str:
+    """The recipe's named pipe."""
+    return root.at("leases", f"{recipe}.bell")
+
+
+def claim(root: Root, recipe: str) -> Claim | None:
+    """Ask for the recipe's lock without blocking; None while somebody else holds it."""
+    path = lock_path(root, recipe)
+    while True:
+        try:
+            fd = lock.open_lock(path)
+        except FileNotFoundError:
+            ensure_folders(root)
+            continue
+        except OSError as error:
+            raise root.failed(error, "opening a lock file") from error
+        try:
+            if not lock.try_exclusive(fd, path):
+                lock.close(fd)
+                return None
+            if lock.is_current(fd, path):
+                return KernelClaim(fd, path)
+        except lock.LocksUnsupported as error:
+            lock.close(fd)
+            from nodecache.softlease import soft_claim
+
+            return soft_claim(root, recipe, error)
+        except BaseException:
+            lock.close(fd)
+            raise
+        # The path was unlinked or replaced between opening and locking: this is a lock on nothing.
+        lock.close(fd)
+
+
+def take(
+    root: Root,
+    recipe: str,
+    *,
+    name: str,
+    look: Callable[[], Found | None],
+    told: Callable[[], BuildError | None],
+    timeout: float | None,
+    voice: Voice,
+) -> Lease | Found:
+    """Wait until the entry is there, a failure is to be told, or the lease is this caller's.
+
+    Args:
+        root: the root.
+        recipe: key of the recipe.
+        name: what is being built, for messages.
+        look: finds the finished entry, or None.
+        told: the failure that this caller must be told, or None.
+        timeout: seconds to wait for another builder; None for as long as it lives.
+        voice: says who is waited for.
+
+    Returns:
+        What ``look`` found, or a held lease with nothing to be found under it.
+
+    Raises:
+        BuildError: what ``told`` gave.
+        LeaseTimeout: the time passed while another process held the lease.
+
+    Concurrency: any number of threads and processes may call it for the same recipe. A waiter that leaves, by an
+    exception or by dying, disturbs nobody.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    ear = bell.Ear(bell_path(root, recipe))
+    try:
+        while True:
+            # Renew before looking: what rings after this wakes the wait below, what rang before shows in the looks.
+            ear.renew()
+            found = look()
+            if found is not None:
+                return found
+            failure = told()
+            if failure is not None:
+                raise failure
+            held = claim(root, recipe)
+            if held is not None:
+                return _look_again(root, recipe, name, held, look, told)
+            left = float("inf") if deadline is None else deadline - time.monotonic()
+            holder = voice.wait_for(lambda: owner.read_path(lock_path(root, recipe)))
+            if left <= 0:
+                raise _timed_out(name, timeout or 0.0, holder)
+            ear.wait(min(left, voice.patience()))
+    finally:
+        ear.close()
+
+
+def _look_again(
+    root: Root,
+    recipe: str,
+    name: str,
+    held: Claim,
+    look: Callable[[], Found | None],
+    told: Callable[[], BuildError | None],
+) -> Lease | Found:
+    """Under the lock: the entry or the failure may have come since the last look."""
+    try:
+        found = look()
+        if found is None:
+            failure = told()
+            if failure is not None:
+                raise failure
+            return Lease(root, recipe, name, held)
+    except BaseException:
+        held.release()
+        raise
+    held.release()
+    return found
+
+
+def _timed_out(name: str, timeout: float, holder: Owner | None) -> LeaseTimeout:
+    if holder is None:
+        return LeaseTimeout(
+            f"Waited {timeout:g} s for {name!r}, which another process has been building; it left no readable record. "
+            f"Wait longer (timeout=), or see who has the lock file open (lsof)."
+        )
+    state = owner.state(holder)
+    step = attempt.progress(holder.log)
+    seconds = time.time() - holder.since
+    remedy = {
+        "stopped": f"Continue it (kill -CONT {holder.pid}) or end it (kill -9 {holder.pid}), and its lease is free at once.",
+        "dead": "It is dead; its lease is free as soon as the kernel has let go of it: call again.",
+    }.get(state, "Wait longer (timeout=), or end it, and its lease is free at once.")
+    return LeaseTimeout(
+        f"Waited {timeout:g} s for {name!r}, which {holder.label} has been building for {seconds:.0f} s "
+        f"({state}{', ' + step if step else ''}; log {holder.log}). {remedy}"
+    )
+
+
+class Nesting:
+    """Marks a build as going on in this thread.
+
+    Two threads that build in each other's order would wait for each other for ever, so a build inside a build is an
+    error, unless the inner one is declared a leaf: one that never builds anything else.
+    """
+
+    def __init__(self, recipe: str, name: str, *, leaf: bool) -> None:
+        self._mine = (recipe, name)
+        self._leaf = leaf
+
+    def __enter__(self) -> None:
+        outer = self._stack()
+        if any(recipe == self._mine[0] for recipe, _ in outer):
+            raise NestedLease(
+                f"The build of {self._mine[1]!r} asks for itself, in the same thread. Take the inner call out of the build."
+            )
+        if outer and not self._leaf:
+            raise NestedLease(
+                f"The build of {outer[-1][1]!r} asks for {self._mine[1]!r}: two builds that nest can wait for each other "
+                f"for ever. Load {self._mine[1]!r} before, or declare it a leaf (leaf=True) if it never builds anything else."
+            )
+        outer.append(self._mine)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack().remove(self._mine)
+
+    @staticmethod
+    def _stack() -> list[tuple[str, str]]:
+        """This thread's builds; none in a child that was forked during one."""
+        if getattr(_nesting, "pid", None) != os.getpid():
+            _nesting.pid = os.getpid()
+            _nesting.stack = []
+        stack: list[tuple[str, str]] = _nesting.stack
+        return stack

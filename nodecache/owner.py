@@ -1,0 +1,200 @@
+"""The owner record: who holds a lease, written into the locked file itself.
+
+It explains, in messages and in ``nodecache status``. It never decides while the kernel lock works, because a number is
+not a process: PIDs are reused, mean nothing in another PID namespace, and a killed process that nobody has reaped still
+answers to its number.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from nodecache.digest import digest_bytes
+
+_HEAD = b"nodecache-owner 1"
+_LIMIT = 1 << 16
+
+
+class Owner:
+    """One holder of a lease.
+
+    Attributes:
+        pid, start: process id, and its start in clock ticks since boot (``/proc/PID/stat``, field 22), which no
+            change of the wall clock moves. (psutil's ``create_time`` adds the boot time, which does move.)
+        pidns: inode of the PID namespace in which ``pid`` means something.
+        host, boot_id: the node.
+        rank, local_rank, launcher: as the launcher says; labels only.
+        since: wall-clock time at which the lease was taken, seconds since the epoch; for people.
+        attempt, recipe, name: what is being built.
+        log: path of the build's log.
+    """
+
+    __slots__ = (
+        "attempt",
+        "boot_id",
+        "host",
+        "launcher",
+        "local_rank",
+        "log",
+        "name",
+        "pid",
+        "pidns",
+        "rank",
+        "recipe",
+        "since",
+        "start",
+    )
+
+    def __init__(self, **fields: object) -> None:
+        for field in self.__slots__:
+            setattr(self, field, fields.get(field))
+        self.pid: int
+        self.start: int
+        self.pidns: int
+        self.host: str
+        self.boot_id: str
+        self.rank: int | None
+        self.local_rank: int | None
+        self.launcher: str
+        self.since: float
+        self.attempt: str
+        self.recipe: str
+        self.name: str
+        self.log: str
+
+    @property
+    def label(self) -> str:
+        """``pid 4711 (rank 3) on node17``."""
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        return f"pid {self.pid}{rank} on {self.host}"
+
+    def encode(self) -> bytes:
+        """The record as it lies in the file: length, digest, body."""
+        import json
+
+        body = json.dumps({field: getattr(self, field) for field in self.__slots__}).encode()
+        return b"%s %d %s\n%s" % (_HEAD, len(body), digest_bytes(body).encode(), body)
+
+
+def this_process(*, attempt: str, recipe: str, name: str, log: str) -> Owner:
+    """The record of the calling process."""
+    from nodecache.node import node
+
+    here = node()
+    return Owner(
+        pid=os.getpid(),
+        start=start_ticks(os.getpid()),
+        pidns=pid_namespace(),
+        host=here.hostname,
+        boot_id=here.boot_id,
+        rank=here.rank,
+        local_rank=here.local_rank,
+        launcher=here.launcher,
+        since=time.time(),
+        attempt=attempt,
+        recipe=recipe,
+        name=name,
+        log=log,
+    )
+
+
+def decode(data: bytes) -> Owner | None:
+    """The record in ``data``; None for anything empty, cut, garbled, huge or from a version that is not known."""
+    head, _, rest = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 4 or b" ".join(words[:2]) != _HEAD or not words[2].isdigit() or len(words[2]) > 8:
+        return None
+    body = rest[: int(words[2])]
+    if len(body) != int(words[2]) or digest_bytes(body).encode() != words[3]:
+        return None
+    import json
+
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return None
+    if (
+        not isinstance(fields, dict)
+        or not isinstance(fields.get("pid"), int)
+        or not isinstance(fields.get("start"), int)
+    ):
+        return None
+    return Owner(**fields)
+
+
+def read(fd: int) -> Owner | None:
+    """The record in an open lock file."""
+    return decode(os.pread(fd, _LIMIT, 0))
+
+
+def read_path(path: str) -> Owner | None:
+    """The record in a lock file, or None where there is no such file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return read(fd)
+    finally:
+        os.close(fd)
+
+
+def write(fd: int, owner: Owner) -> None:
+    """Put the record into the locked file, in one write."""
+    data = owner.encode()
+    os.pwrite(fd, data, 0)
+    os.ftruncate(fd, len(data))
+
+
+def erase(fd: int) -> None:
+    """Say that the lease was let go on purpose."""
+    os.ftruncate(fd, 0)
+
+
+def start_ticks(pid: int) -> int:
+    """Start of a process in clock ticks since boot.
+
+    Raises:
+        ProcessLookupError: there is no such process in this PID namespace, or it is dead and waits to be reaped.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(pid) from error
+    if fields[0] in (b"Z", b"X"):
+        raise ProcessLookupError(pid)
+    return int(fields[19])
+
+
+def pid_namespace() -> int:
+    """Inode of the PID namespace of this process."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # /proc without namespaces: all processes that can be seen share one
+        return 0
+
+
+def state(owner: Owner) -> str:
+    """What can be told of the owner: ``running``, ``stopped``, ``dead`` or ``unknown``.
+
+    ``dead`` is proof: another boot of the same host, or, in the same PID namespace, no process of that number and
+    start. ``unknown`` says that it runs where this process cannot see.
+    """
+    import psutil
+
+    from nodecache.node import node
+
+    here = node()
+    if owner.host == here.hostname and owner.boot_id != here.boot_id:
+        return "dead"
+    if owner.boot_id != here.boot_id or owner.pidns != pid_namespace():
+        return "unknown"
+    try:
+        if start_ticks(owner.pid) != owner.start:
+            return "dead"
+        status = psutil.Process(owner.pid).status()
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return "dead"
+    return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"

@@ -1,0 +1,257 @@
+"""The root: the private folder that holds everything of one user on one node.
+
+It is opened without following links, belongs to the caller alone, and lies where nobody else can swap it:
+the loader runs what is in it. How it is laid out is written down in ``docs/design.md``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from nodecache.errors import RootError, UnsafeRoot
+
+VARIABLE = "NODECACHE_ROOT"
+FOLDERS = ("recipes", "entries", "leases", "staging", "attempts", "tools")
+_OVERFLOW_UID = 65534
+
+
+def default_root() -> str:
+    """``/tmp/nodecache_<uid>``: node-local, and the same whatever HOME, USER and TMPDIR say."""
+    return f"/tmp/nodecache_{os.getuid()}"  # noqa: S108  # checked like any other root before use
+
+
+class Root:
+    """A checked root.
+
+    Attributes:
+        path: absolute path, free of links.
+        source: what the user set to get it, for messages (``NODECACHE_ROOT``, ``root=`` or ``the default``).
+    """
+
+    __slots__ = ("path", "source")
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path = path
+        self.source = source
+
+    def at(self, *parts: str) -> str:
+        """Path below the root."""
+        return "/".join((self.path, *parts))
+
+    def remedy(self) -> str:
+        """How to get another root, for the end of a message."""
+        return f"Set {VARIABLE} to a folder of your own on a local disk."
+
+    def failed(self, error: OSError, doing: str) -> RootError:
+        """``error`` as an exception that says what, where, how much, and what to do about it."""
+        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            try:
+                disk = os.statvfs(self.path)
+                left = f"{disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left"
+            except OSError:
+                left = "how much is left cannot be told"
+            return RootError(
+                f"No space for {doing} in {self.path} ({name}: {left}). Nothing was published. "
+                f"Free some, or {self.remedy()[0].lower()}{self.remedy()[1:]}"
+            )
+        if error.errno == errno.EFBIG:
+            return RootError(
+                f"A file grew past this process's file size limit while {doing} in {self.path} ({name}). "
+                f"Nothing was published. Raise it (ulimit -f unlimited)."
+            )
+        return RootError(f"{doing} failed in {self.path}: {error.strerror} ({name}). {self.remedy()}")
+
+
+def open_root(path: str | os.PathLike[str] | None = None) -> Root:
+    """Find, make and check the root.
+
+    Args:
+        path: a folder that the caller asks for. NODECACHE_ROOT, where set, wins over it: whoever runs the
+            job has the last word over whoever wrote it.
+
+    Returns:
+        The root, private to the caller: mode 0700, owned by this uid, and not replaceable by others.
+
+    Raises:
+        UnsafeRoot: it belongs to another user, is a link, or lies below a folder where others may swap it.
+        RootError: it cannot be made or used; the message names the variable that chose it.
+
+    Concurrency: any number of processes may call this at once, the first one makes the folder.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        source, wanted = VARIABLE, chosen
+    elif path is not None:
+        source, wanted = "root=", os.fspath(path)
+    else:
+        source, wanted = "the default", default_root()
+    absolute = os.path.abspath(wanted)
+    if "\n" in absolute:
+        raise RootError(f"The root {absolute!r} ({source}) has a line break in its name. Choose another folder.")
+    # A link that the user chose is the user's business; the default name is guessable, so never a link there.
+    place = absolute if source == "the default" else os.path.realpath(absolute)
+    root = Root(place, source)
+    try:
+        status = os.lstat(place)
+    except FileNotFoundError:
+        status = _make(root)
+    except OSError as error:
+        raise _unusable(root, error) from error
+    _check(root, status)
+    return root
+
+
+def _make(root: Root) -> os.stat_result:
+    """Make the root and what it lies in; whoever else is doing the same is welcome."""
+    missing = [root.path]
+    while not os.path.isdir(parent := os.path.dirname(missing[-1])):
+        missing.append(parent)
+    try:
+        while missing:
+            try:
+                os.mkdir(missing[-1], 0o700)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:  # somebody removed the parent between two steps: begin again
+                return _make(root)
+            missing.pop()
+        return os.lstat(root.path)
+    except FileNotFoundError:
+        return _make(root)
+    except OSError as error:
+        raise _unusable(root, error) from error
+
+
+def _unusable(root: Root, error: OSError) -> RootError:
+    return RootError(
+        f"The root {root.path} ({root.source}) cannot be used: {error.strerror}. "
+        f"Set {VARIABLE} to a folder that you can write."
+    )
+
+
+def _check(root: Root, status: os.stat_result) -> None:
+    """Refuse a root that another user could have written to; tighten one's own."""
+    uid = os.geteuid()
+    if stat.S_ISLNK(status.st_mode):
+        raise UnsafeRoot(
+            f"The root {root.path} is a symbolic link (owner uid {status.st_uid}): somebody could lead you to "
+            f"code that is not yours. Remove it (rm {root.path}), or set {VARIABLE} to a folder of your own."
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        raise RootError(f"The root {root.path} ({root.source}) is not a folder. Remove it, or {_set_another()}")
+    if status.st_uid != uid:
+        raise UnsafeRoot(
+            f"The root {root.path} belongs to uid {status.st_uid}, you are uid {uid}: its code is not yours to load. "
+            f"Have its owner or root remove it, or {_set_another()}"
+        )
+    if status.st_mode & 0o077:
+        _tighten(root)
+    above = os.path.dirname(root.path)
+    while True:
+        _check_above(root, above, uid)
+        if above == "/":
+            break
+        above = os.path.dirname(above)
+
+
+def _set_another() -> str:
+    return f"set {VARIABLE} to a folder of your own."
+
+
+def _tighten(root: Root) -> None:
+    """Take everybody else's rights to one's own root away, and say so."""
+    import logging
+
+    fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)
+    logging.getLogger("nodecache").warning(
+        "the root %s was open to others (mode %04o); it is 0700 now", root.path, stat.S_IMODE(status.st_mode)
+    )
+
+
+def _check_above(root: Root, folder: str, uid: int) -> None:
+    """Nobody but the user and root may be able to rename what lies in ``folder``."""
+    status = os.lstat(folder)
+    mode = status.st_mode
+    if status.st_uid not in (0, uid) and not (status.st_uid == _OVERFLOW_UID and _inside_user_namespace()):
+        raise UnsafeRoot(
+            f"The root {root.path} lies below {folder}, which belongs to uid {status.st_uid}: "
+            f"they could swap it for their own code. {root.remedy()}"
+        )
+    if mode & stat.S_ISVTX:
+        return
+    # Group 0 is as trusted as root; a gid equal to the uid is the private group that user tools make.
+    if mode & 0o002 or (mode & 0o020 and status.st_gid not in (0, uid)):
+        raise UnsafeRoot(
+            f"The root {root.path} lies below {folder}, where others may write (mode {stat.S_IMODE(mode):04o}): "
+            f"they could swap it for their own code. chmod go-w {folder}, or {_set_another()}"
+        )
+
+
+def _inside_user_namespace() -> bool:
+    """Whether unmapped owners show as the overflow uid here."""
+    with open("/proc/self/uid_map", "rb") as file:
+        return file.read().split() != [b"0", b"0", b"4294967295"]
+
+
+def ensure_folders(root: Root) -> None:
+    """Make the root's folders. Needed before anything is written; a hit does not write.
+
+    Concurrency: idempotent, and safe against others doing the same.
+    """
+    for name in FOLDERS:
+        make_folder(root, root.at(name))
+
+
+def make_folder(root: Root, path: str) -> None:
+    """Make one folder below the root, private to the user; no error if it is there."""
+    for _ in range(100):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            return
+        except FileNotFoundError:  # the root itself went away under us
+            _make(root)
+            parent = os.path.dirname(path)
+            if parent != root.path:
+                make_folder(root, parent)
+        except OSError as error:
+            raise root.failed(error, f"making {os.path.basename(path)}") from error
+        else:
+            return
+    raise RootError(f"{path} keeps vanishing while it is made. Stop whatever is cleaning {root.path}.")
+
+
+def replace_file(root: Root, path: str, data: bytes) -> None:
+    """Put a small file in place, whole or not at all.
+
+    Raises:
+        RootError: no space, no permission, ...; what was there before still is.
+    """
+    temporary = f"{path}.{os.urandom(6).hex()}.tmp"
+    try:
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            make_folder(root, os.path.dirname(path))
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError as error:
+        try:
+            os.unlink(temporary)
+        except FileNotFoundError:
+            pass
+        raise root.failed(error, f"writing {os.path.basename(path)}") from error

@@ -1,0 +1,179 @@
+"""The spec: what to build, checked, with its sources read.
+
+The sources are read once, here. What is compiled later is this snapshot, so a binary always belongs to the
+bytes that its key was computed from, whatever happens to the files meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+
+from nodecache.digest import digest_bytes, read_bytes
+from nodecache.errors import SpecError
+
+NAME_LIMIT = 200
+HOST_SUFFIXES = (".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".S", ".s")
+CUDA_SUFFIXES = (".cu",)
+FRAMEWORKS = ("pybind11", "torch")
+
+
+class Source:
+    """One source file, as it was when the call began.
+
+    Attributes:
+        path: absolute path, for messages and for finding what it includes.
+        data: its bytes.
+        digest: their digest.
+    """
+
+    __slots__ = ("data", "digest", "path")
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.path = path
+        self.data = data
+        self.digest = digest_bytes(data)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether nvcc compiles it."""
+        return self.path.endswith(CUDA_SUFFIXES)
+
+
+class Spec:
+    """A checked build request.
+
+    Attributes:
+        name: module name, an ASCII identifier of at most 200 characters.
+        sources: at least one.
+        cflags, cuda_cflags, ldflags: one string an argument, no shell involved.
+        include_paths: absolute.
+        frameworks: of ``pybind11`` and ``torch``, those that must be there; their headers are found anyway
+            where they are installed (pybind11) or only when named (torch).
+        kind: ``module`` (has an init function), ``library`` (only loaded) or ``program``.
+        environment_flags: whether CXXFLAGS and LDFLAGS apply.
+        base_flags: what comes before all other compile flags.
+    """
+
+    __slots__ = (
+        "base_flags",
+        "cflags",
+        "cuda_cflags",
+        "environment_flags",
+        "frameworks",
+        "include_paths",
+        "kind",
+        "ldflags",
+        "name",
+        "sources",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        sources: list[Source],
+        *,
+        cflags: tuple[str, ...] = (),
+        cuda_cflags: tuple[str, ...] = (),
+        ldflags: tuple[str, ...] = (),
+        include_paths: tuple[str, ...] = (),
+        frameworks: tuple[str, ...] = (),
+        kind: str = "module",
+        environment_flags: bool = True,
+        base_flags: tuple[str, ...] = ("-O2", "-std=c++17"),
+    ) -> None:
+        _check_name(name)
+        if not sources:
+            raise SpecError(f"Extension {name!r} has no sources. Give at least one .cpp file.")
+        for framework in frameworks:
+            if framework not in FRAMEWORKS:
+                raise SpecError(f"Framework {framework!r} is not known. Choose from {', '.join(FRAMEWORKS)}.")
+        self.name = name
+        self.sources = sources
+        self.cflags = cflags
+        self.cuda_cflags = cuda_cflags
+        self.ldflags = ldflags
+        self.include_paths = include_paths
+        self.frameworks = frameworks
+        self.kind = kind
+        self.environment_flags = environment_flags
+        self.base_flags = base_flags
+
+    @property
+    def cuda(self) -> bool:
+        """Whether any source is CUDA."""
+        return any(source.cuda for source in self.sources)
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file that is built."""
+        return self.name if self.kind == "program" else f"{self.name}.so"
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
+        raise SpecError(
+            f"Extension name {name!r} is not an ASCII identifier, so no module can be called that. "
+            f"Use letters, digits and underscores."
+        )
+    if len(name) > NAME_LIMIT:
+        raise SpecError(
+            f"Extension name {name[:32]}... has {len(name)} characters. Use at most {NAME_LIMIT}: it becomes a file name."
+        )
+
+
+def arguments(what: str, value: object) -> tuple[str, ...]:
+    """A list of command-line arguments, checked.
+
+    Raises:
+        SpecError: ``value`` is a bare string (is it one flag or several?), or an element is not a string.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes):
+        raise SpecError(f"{what} is one string: {value!r}. Give a list with one argument an element.")
+    found: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]  # not iterable: TypeError, as anywhere
+    checked = []
+    for element in found:
+        if not isinstance(element, str) or "\0" in element or "\n" in element:
+            raise SpecError(f"{what} has an element that is no argument: {element!r}. Give strings on one line.")
+        checked.append(element)
+    return tuple(checked)
+
+
+def paths(what: str, value: object) -> tuple[str, ...]:
+    """A list of absolute paths, checked; one path may stand alone."""
+    if isinstance(value, str | os.PathLike):
+        value = [value]
+    return tuple(os.path.abspath(element) for element in arguments(what, [os.fspath(v) for v in value or ()]))  # type: ignore[attr-defined]
+
+
+def read_sources(value: object) -> list[Source]:
+    """Read the source files; one path may stand alone.
+
+    Raises:
+        SpecError: a path does not exist, cannot be read, or is no source file.
+    """
+    found = []
+    for path in paths("sources", value):
+        if not path.endswith(HOST_SUFFIXES + CUDA_SUFFIXES):
+            raise SpecError(
+                f"{path} is no source file. Give one of {' '.join(HOST_SUFFIXES + CUDA_SUFFIXES)}; "
+                f"objects and libraries go into extra_ldflags."
+            )
+        try:
+            found.append(Source(path, read_bytes(path)))
+        except OSError as error:
+            raise SpecError(f"Source {path} cannot be read: {error.strerror}. Check the path.") from error
+    return found
+
+
+def split_words(text: str) -> list[str]:
+    """Split as a shell would; the module for it is only loaded where there is something to split."""
+    if not text.strip():
+        return []
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"{text!r} cannot be split into flags: {error}. Correct its quotes.") from error

@@ -1,0 +1,85 @@
+"""Waiting: what a process says while somebody else builds for it.
+
+Quiet for two seconds, then clear: who builds what, for how long, how far it is and where its log is; again at growing
+intervals. Where ranks are known, one waiter a node speaks.
+"""
+
+from __future__ import annotations
+
+import time
+
+from nodecache import attempt
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodecache.owner import Owner
+
+FIRST = 2.0
+"""Seconds of silence."""
+
+LONGEST = 60.0
+"""Longest interval between two messages, in seconds."""
+
+
+class Voice:
+    """One wait's voice.
+
+    Attributes:
+        holder: who was last seen building, or None.
+        waited: seconds since the wait began, or 0.0 when there was none.
+    """
+
+    def __init__(self, name: str, *, verbose: bool) -> None:
+        self._name = name
+        self._verbose = verbose
+        self._began: float | None = None
+        self._next = FIRST
+        self.holder: Owner | None = None
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the wait began."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def wait_for(self, read: Callable[[], Owner | None]) -> Owner | None:
+        """Note who is waited for, and speak when it is time."""
+        if self._began is None:
+            self._began = time.monotonic()
+        self.holder = read() or self.holder
+        if self.waited >= self._next:
+            self._next = min(self._next * 2, self._next + LONGEST)
+            self._speak()
+        return self.holder
+
+    def patience(self) -> float:
+        """Seconds until there is something to say."""
+        return max(0.0, self._next - self.waited)
+
+    def _speak(self) -> None:
+        import logging
+
+        log = logging.getLogger("nodecache")
+        level = logging.WARNING if self._verbose or self._speaks() else logging.DEBUG
+        if self.holder is None:
+            log.log(level, "waiting for %r for %.0f s; its builder has not said who it is yet", self._name, self.waited)
+            return
+        step = attempt.progress(self.holder.log)
+        log.log(
+            level,
+            "waiting for %r: %s has been building it for %.0f s%s; log: %s",
+            self._name,
+            self.holder.label,
+            time.time() - self.holder.since,
+            f", {step}" if step else "",
+            self.holder.log,
+        )
+
+    def _speaks(self) -> bool:
+        """One waiter a node: local rank 0, or 1 where 0 is the one that builds; everybody where ranks are not known."""
+        from nodecache.node import node
+
+        mine = node().local_rank
+        zero_builds = self.holder is not None and self.holder.local_rank == 0
+        return mine is None or mine == 0 or (mine == 1 and zero_builds)
