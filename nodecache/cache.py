@@ -1,7 +1,7 @@
 """Get or build: the one primitive. It returns a finished entry, and at most one process per node builds it.
 
-Extensions are its first user (:mod:`nodecache.extension`); anything that must be made once per node is the next, through
-:func:`get_or_build`.
+Extensions are its first user (:mod:`nodecache.extension`); anything that must be made once per node is the next,
+through :func:`get_or_build`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from nodecache.staging import MARK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
     from nodecache.recipe import Recipe
     from nodecache.root import Root
@@ -64,12 +64,12 @@ def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attem
     log = log_path(root, recipe.key, attempt)
     search = _search_flags(spec)
     steps = _plan(spec, recipe, staging, search)
-    _snapshot(spec, recipe, staging, root)
+    _snapshot(root, spec, staging)
     _write_ninja(root, staging, steps, log)
     began = _file_time(staging)
-    _run(root, spec, recipe, staging, attempt, log)
+    _run(root, spec, staging, attempt, log)
     output = f"{staging.entry}/{spec.file_name}"
-    _check(root, spec, output, attempt, log)
+    _check(spec, output, attempt, log)
     read = [
         os.path.normpath(os.path.join(staging.path, path))
         for name in os.listdir(f"{staging.path}/obj")
@@ -179,7 +179,7 @@ def _snapshot_name(number: int, source: Source) -> str:
     return f"src/{number}/{os.path.basename(source.path)}"
 
 
-def _snapshot(spec: Spec, recipe: Recipe, staging: Staging, root: Root) -> None:
+def _snapshot(root: Root, spec: Spec, staging: Staging) -> None:
     """Write the sources as they were when the call began; messages and ``__FILE__`` speak of the originals."""
     try:
         os.mkdir(f"{staging.path}/obj")
@@ -263,7 +263,7 @@ class Supervised:
         self._command = command
         self._log = log
 
-    def __enter__(self) -> Supervised:
+    def __enter__(self) -> Self:
         control_read, self._control = lock.pipe()
         self._status, status_write = lock.pipe()
         builder = _pidfd()
@@ -320,7 +320,7 @@ def _pidfd() -> int:
         return -1
 
 
-def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str, log: str) -> None:
+def _run(root: Root, spec: Spec, staging: Staging, attempt: str, log: str) -> None:
     """Run ninja; turn what went wrong into the right exception."""
     command = [_ninja(), "-v", "-j", str(job_count())]
     with Supervised(root, staging, attempt, command, log) as tools:
@@ -333,7 +333,7 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
             f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
             f"the log is {log}. Call again."
         )
-    _raise_if_limited(root, output, staging)
+    _raise_if_limited(root, output)
     raise BuildError(
         failure_text(spec.name, output, log),
         attempt=attempt,
@@ -346,7 +346,7 @@ def _output(log: str) -> str:
     return read_bytes(log).decode("utf-8", "replace")
 
 
-def _raise_if_limited(root: Root, output: str, staging: Staging) -> None:
+def _raise_if_limited(root: Root, output: str) -> None:
     """A tool that could not write did not fail; this machine refused it something."""
     import errno
 
@@ -385,7 +385,7 @@ def failure_text(name: str, output: str, log: str) -> str:
     return f"Error building extension {name!r}: {first_error(output)}\n\n{cut}{tail}\n\nThe full log is {log}. {remedy}"
 
 
-def _check(root: Root, spec: Spec, output: str, attempt: str, log: str) -> None:
+def _check(spec: Spec, output: str, attempt: str, log: str) -> None:
     """Whether the tools left what they should have."""
     if not os.path.isfile(output):
         wrong: str | None = "it is not there"

@@ -88,8 +88,8 @@ def find_toolkit(root: Root, cuda_cflags: tuple[str, ...]) -> Toolkit:
     nvcc = which(os.environ.get("PYTORCH_NVCC") or (f"{home}/bin/nvcc" if home else "nvcc")) or which("nvcc")
     if nvcc is None:
         raise ToolchainError(
-            "There is no CUDA compiler: nvcc is neither on PATH nor below CUDA_HOME. Install the CUDA toolkit, load its "
-            "module, or set CUDA_HOME."
+            "There is no CUDA compiler: nvcc is neither on PATH nor below CUDA_HOME. Install the CUDA toolkit, "
+            "load its module, or set CUDA_HOME."
         )
     home = home or os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
     memory = root.at("tools", digest_items([("nvcc", nvcc), ("path", os.path.realpath(nvcc))]))

@@ -158,7 +158,8 @@ def _miss(place: Root, spec: Spec, recipe: Recipe, *, verbose: bool, timeout: fl
             continue
         return loaded[-1]
     raise LoadError(
-        f"{spec.name!r} keeps vanishing after it was published ({vanished.filename}). Stop whatever is cleaning {place.path}."
+        f"{spec.name!r} keeps vanishing after it was published ({vanished.filename}). "
+        f"Stop whatever is cleaning {place.path}."
     )
 
 
@@ -264,7 +265,7 @@ def _load_failure(name: str, path: str, error: ImportError) -> str:
         library = text.partition(":")[0]
         return (
             f"{name!r} was built, and cannot be loaded here: {library} is not found by the loader. "
-            f"Install it or add its folder to LD_LIBRARY_PATH; a driver library is only on nodes with the device. ({path})"
+            f"Install it or add its folder to LD_LIBRARY_PATH; a driver's library is only where the device is. ({path})"
         )
     return (
         f"{name!r} was built, and cannot be loaded: {text}. Check extra_ldflags and what the source refers to. ({path})"

@@ -92,5 +92,5 @@ def binding(functions: str | Sequence[str] | Mapping[str, str]) -> str:
 
 def _literal(text: str) -> str:
     """A C++ string literal; every byte that could end it or be a trigraph is an octal escape."""
-    safe = [chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode()]  # noqa: PLR2004  # ASCII
+    safe = [chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode()]  # ASCII
     return f'"{"".join(safe)}"'

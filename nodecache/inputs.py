@@ -213,10 +213,10 @@ def _unquote(path: str) -> str:
 
 
 def parse_dependencies(text: str) -> list[str]:
-    """Prerequisites in a dependency file as compilers and linkers write it (make's syntax, GNU's quoting).
+    """Prerequisites in a dependency file as compilers and linkers write it.
 
-    Source: GCC's ``-MD`` output as make reads it: ``\\`` ends a line that goes on, ``\\ `` is a space, ``\\#`` a hash,
-    ``$$`` a dollar.
+    Source: GNU make's syntax as GCC's ``-MD`` writes it: a backslash ends a line that goes on, or stands before a space
+    or a hash of the name; a dollar is doubled.
     """
     found: list[str] = []
     for rule in text.replace("\\\n", " ").splitlines():

@@ -72,10 +72,8 @@ def _cpu_quota() -> float | None:
 
 def _available_memory() -> int | None:
     """Bytes available to this process: the machine's, or the cgroup's limit less what it uses."""
-    found = []
-    for line in (_read("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
+    lines = (_read("/proc/meminfo") or "").splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     groups = _groups()
     files = ("memory.max", "memory.current", "memory.stat")
     old_files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")

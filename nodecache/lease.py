@@ -234,7 +234,7 @@ def _timed_out(name: str, timeout: float, holder: Owner | None) -> LeaseTimeout:
     step = attempt.progress(holder.log)
     seconds = time.time() - holder.since
     remedy = {
-        "stopped": f"Continue it (kill -CONT {holder.pid}) or end it (kill -9 {holder.pid}), and its lease is free at once.",
+        "stopped": f"Continue it (kill -CONT {holder.pid}), or end it (kill -9) and its lease is free at once.",
         "dead": "It is dead; its lease is free as soon as the kernel has let go of it: call again.",
     }.get(state, "Wait longer (timeout=), or end it, and its lease is free at once.")
     return LeaseTimeout(
@@ -258,12 +258,12 @@ class Nesting:
         outer = self._stack()
         if any(recipe == self._mine[0] for recipe, _ in outer):
             raise NestedLease(
-                f"The build of {self._mine[1]!r} asks for itself, in the same thread. Take the inner call out of the build."
+                f"The build of {self._mine[1]!r} asks for itself, in the same thread. Take the inner call out of it."
             )
         if outer and not self._leaf:
             raise NestedLease(
-                f"The build of {outer[-1][1]!r} asks for {self._mine[1]!r}: two builds that nest can wait for each other "
-                f"for ever. Load {self._mine[1]!r} before, or declare it a leaf (leaf=True) if it never builds anything else."
+                f"The build of {outer[-1][1]!r} asks for {self._mine[1]!r}: two builds that nest can wait for each "
+                f"other for ever. Get {self._mine[1]!r} before, or declare it a leaf (leaf=True) if it never builds more."
             )
         outer.append(self._mine)
 

@@ -307,7 +307,7 @@ class Slurm(_Launcher):
     def started(cls, env: Mapping[str, str]) -> bool:
         """Tell a task from the shell of salloc, whose step has one of SLURM's reserved ids (from 0xfffffff0)."""
         step = _whole(env.get("SLURM_STEP_ID", "")) or 0
-        return super().started(env) and step < 0xFFFFFFF0  # noqa: PLR2004 - told above
+        return super().started(env) and step < 0xFFFFFFF0
 
     @classmethod
     def parse(cls, variable: str, text: str, env: Mapping[str, str]) -> int | None:

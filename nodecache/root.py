@@ -19,7 +19,7 @@ _OVERFLOW_UID = 65534
 
 def default_root() -> str:
     """``/tmp/nodecache_<uid>``: node-local, and the same whatever HOME, USER and TMPDIR say."""
-    return f"/tmp/nodecache_{os.getuid()}"  # noqa: S108  # checked like any other root before use
+    return f"/tmp/nodecache_{os.getuid()}"  # checked like any other root before use
 
 
 class Root:

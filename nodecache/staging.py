@@ -1,7 +1,7 @@
 """Staging: a builder's private folder, locked through its own descriptor.
 
 It is dead only if that lock is free; then whoever builds next removes it, ends what is left of its compilers, and
-removes their temporary files. A folder of another node that shares the root is left alone: its locks may not reach here.
+removes their temporary files. A folder of another node that shares the root is left alone: locks may not reach there.
 """
 
 from __future__ import annotations

@@ -98,3 +98,22 @@ def state(pid):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def parent(pid):
+    """The id of a process's parent, 0 if there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def commands():
+    """Ids and command lines (bytes, NUL between words) of this machine's living processes."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()  # empty for zombies
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if command:
+            yield int(folder.name), command
