@@ -263,7 +263,7 @@ class Nesting:
         if outer and not self._leaf:
             raise NestedLease(
                 f"The build of {outer[-1][1]!r} asks for {self._mine[1]!r}: two builds that nest can wait for each "
-                f"other for ever. Get {self._mine[1]!r} before, or declare it a leaf (leaf=True) if it never builds more."
+                f"other for ever. Get {self._mine[1]!r} before, or declare it a leaf (leaf=True)."
             )
         outer.append(self._mine)
 

@@ -117,7 +117,7 @@ def _check_name(name: str) -> None:
         )
     if len(name) > NAME_LIMIT:
         raise SpecError(
-            f"Extension name {name[:32]}... has {len(name)} characters, and becomes a file name. Use at most {NAME_LIMIT}."
+            f"Extension name {name[:32]}... has {len(name)} characters. Use at most {NAME_LIMIT}."
         )
 
 
