@@ -13,8 +13,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable . --group dev
 	touch $@
 
+TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=4
+
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	@root=$$(mktemp -d) && trap 'rm -rf "$$root"' EXIT && export NODECACHE_ROOT="$$root/cache" && \
+	echo "== 4 ranks, empty cache: one of them compiles" && \
+	$(TORCHRUN) examples/stdlib_blend.py --cache empty && \
+	echo "== 4 ranks, full cache: nobody does" && \
+	$(TORCHRUN) examples/stdlib_blend.py --cache full
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not integration and not soak"
