@@ -239,7 +239,7 @@ def _file_time(staging: Staging) -> int:
         os.close(fd)
 
 
-def build_environment(staging: Staging, attempt: str) -> dict[str, str]:
+def build_environment(staging: Staging) -> dict[str, str]:
     """The environment of a build's processes."""
     left_out = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "NINJAFLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -247,7 +247,7 @@ def build_environment(staging: Staging, attempt: str) -> dict[str, str]:
     return environment | {
         "LC_ALL": "C",
         "TMPDIR": staging.tmp,
-        MARK: attempt,
+        MARK: staging.mark,
         "NINJA_STATUS": "[%f/%t] ",
         "PWD": staging.path,
     }
@@ -256,10 +256,9 @@ def build_environment(staging: Staging, attempt: str) -> dict[str, str]:
 class Supervised:
     """A command under a supervisor: it and all that it started end when this process does, or leaves the context."""
 
-    def __init__(self, root: Root, staging: Staging, attempt: str, command: list[str], log: str) -> None:
+    def __init__(self, root: Root, staging: Staging, command: list[str], log: str) -> None:
         self._root = root
         self._staging = staging
-        self._attempt = attempt
         self._command = command
         self._log = log
 
@@ -278,7 +277,7 @@ class Supervised:
                         *self._command,
                     ],
                     cwd=self._staging.path,
-                    env=build_environment(self._staging, self._attempt),
+                    env=build_environment(self._staging),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -323,7 +322,7 @@ def _pidfd() -> int:
 def _run(root: Root, spec: Spec, staging: Staging, attempt: str, log: str) -> None:
     """Run ninja; turn what went wrong into the right exception."""
     command = [_ninja(), "-v", "-j", str(job_count())]
-    with Supervised(root, staging, attempt, command, log) as tools:
+    with Supervised(root, staging, command, log) as tools:
         word, number = tools.wait()
     if word == "exit" and number == 0:
         return

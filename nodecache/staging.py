@@ -27,10 +27,12 @@ class Staging:
         path: the folder.
         entry: folder below it that becomes the entry by one rename.
         tmp: where compilers put their temporary files: below the user's TMPDIR where that is set.
+        mark: value of :data:`MARK` in the environment of this build's processes.
     """
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, mark: str, fd: int) -> None:
         self.path = path
+        self.mark = mark
         self.entry = f"{path}/entry"
         self.tmp = f"{path}/tmp"
         self._fd = fd
@@ -47,16 +49,17 @@ class Staging:
 def create(root: Root, attempt: str) -> Staging:
     """Make and lock an attempt's folder.
 
-    Between making and locking it a sweeper may take it for dead and remove it; then it is made again.
+    Between making and locking it a sweeper may take it for dead and remove it; then another is made, under another
+    name, because that sweeper goes on to end whatever carries the first one's mark.
     """
-    path = root.at("staging", f"{_node_tag()}.{attempt}")
-    for _ in range(100):
+    for number in range(100):
+        mark = f"{attempt}.{number}"
+        path = root.at("staging", f"{_node_tag()}.{mark}")
         ensure_folders(root)
         try:
             os.mkdir(path, 0o700)
             fd = lock.open_lock(f"{path}/lock")
-        except (FileNotFoundError, FileExistsError):
-            _remove_tree(path)
+        except FileNotFoundError:
             continue
         try:
             mine = lock.try_exclusive(fd, f"{path}/lock")
@@ -67,11 +70,11 @@ def create(root: Root, attempt: str) -> Staging:
         lock.close(fd)
     else:
         raise RootError(f"{path} keeps vanishing while it is made. Stop whatever is cleaning {root.path}.")
-    staging = Staging(path, fd)
+    staging = Staging(path, mark, fd)
     os.mkdir(staging.entry, 0o700)
     user = os.environ.get("TMPDIR")
     if user and os.path.isdir(user) and os.access(user, os.W_OK | os.X_OK):
-        target = os.path.join(os.path.realpath(user), f"nodecache-{os.getuid()}-{attempt}")
+        target = os.path.join(os.path.realpath(user), f"nodecache-{os.getuid()}-{mark}")
         # The link first: whoever cleans up after a kill at this very point must find the folder.
         os.symlink(target, staging.tmp)
         os.mkdir(target, 0o700)
@@ -81,7 +84,7 @@ def create(root: Root, attempt: str) -> Staging:
 
 
 def sweep(root: Root) -> list[str]:
-    """Clean up after dead builders. Returns the ids of their attempts.
+    """Clean up after dead builders. Returns their marks.
 
     Concurrency: called under a lease, of any recipe. It never touches a folder whose builder lives: the builder's
     lock on it is the proof, whatever happened to the lock file of the lease.
@@ -90,21 +93,22 @@ def sweep(root: Root) -> list[str]:
     tag = _node_tag()
     for name in os.listdir(root.at("staging")):
         host, _, rest = name.partition("-")
-        boot, _, attempt = rest.partition(".")
+        boot, _, mark = rest.partition(".")
         path = root.at("staging", name)
         if f"{host}-{boot}" == tag:
             if _sweep_one(path):
-                dead.append(attempt)
+                dead.append(mark)
         elif boot == tag.partition("-")[2] and _sweep_one(path):  # another container of this kernel
-            dead.append(attempt)
+            dead.append(mark)
         elif host == tag.partition("-")[0] and boot != tag.partition("-")[2]:  # this host before it was booted
             _remove_tree(path)
-            dead.append(attempt)
+            dead.append(mark)
     if dead:
         reap(dead)
-        for name in os.listdir(root.at("staging")):
-            if name.partition(".")[2] in dead:
-                _remove_tree(root.at("staging", name))
+        for mark in dead:  # what their compilers wrote before they were ended
+            for name in os.listdir(root.at("staging")):
+                if name.partition(".")[2] == mark:
+                    _remove_tree(root.at("staging", name))
     return dead
 
 
@@ -125,11 +129,10 @@ def _sweep_one(path: str) -> bool:
     return True
 
 
-def reap(attempts: list[str]) -> None:
-    """End every process that carries one of the attempts' marks; what its supervisor could not end, say."""
+def reap(marks: list[str]) -> None:
+    """End every process that carries one of the marks; what its supervisor could not end, say."""
     import psutil
 
-    marks = set(attempts)
     for _ in range(50):
         found = False
         for process in psutil.process_iter():
