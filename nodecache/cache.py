@@ -211,15 +211,14 @@ class Request:
         return found
 
     def _say_succession(self, held: Lease, dead: list[str]) -> None:
-        before = held.successor_of
-        if before is None and not dead:
-            return
         import logging
 
-        who = before.label if before else f"attempt {' '.join(dead)}"
-        logging.getLogger("nodecache").warning(
-            "took over the lease of %r from %s, which died while it was building", self.name, who
-        )
+        log = logging.getLogger("nodecache")
+        before = held.successor_of
+        if before is not None:
+            log.warning("took over the lease of %r from %s, which died while it was building", self.name, before.label)
+        if dead:
+            log.info("cleaned up after dead builders: %s", " ".join(dead))
 
     def _note(self, held: Lease, how: str, started: float, key: str = "") -> None:
         """A line of history."""

@@ -113,13 +113,16 @@ def sweep(root: Root) -> list[str]:
 
 
 def _sweep_one(path: str) -> bool:
-    """Remove a folder if its lock is free."""
+    """Remove a folder if its lock is free; whether a builder had it when it died."""
     try:
-        fd = lock.open_lock(f"{path}/lock")
-    except (FileNotFoundError, NotADirectoryError):
+        fd = lock.note(os.open, f"{path}/lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:  # being made, being removed, or its builder died in between: nothing is running there
+        _remove_tree(path)
+        return False
+    except NotADirectoryError:
         return False
     try:
-        if not lock.try_exclusive(fd, f"{path}/lock"):
+        if not lock.try_exclusive(fd, f"{path}/lock") or not lock.is_current(fd, f"{path}/lock"):
             return False
         _remove_tree(path)
     except lock.LocksUnsupported:
