@@ -332,6 +332,11 @@ def _run(root: Root, spec: Spec, staging: Staging, attempt: str, log: str) -> No
             f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
             f"the log is {log}. Call again."
         )
+    if not os.path.exists(f"{staging.path}/build.ninja"):
+        raise BuildInterrupted(
+            f"The staging folder of {spec.name!r} was removed during the build ({staging.path}). Nothing was published. "
+            f"Keep temp cleaners away from {root.path}, and call again."
+        )
     _raise_if_limited(root, output)
     raise BuildError(
         failure_text(spec.name, output, log),

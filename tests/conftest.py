@@ -137,6 +137,12 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
         time.sleep(0.005)
 
 
+@pytest.fixture(name="wait_until")
+def _wait_until() -> Callable[..., None]:
+    """:func:`wait_until`: ``wait_until(condition, seconds, what)``."""
+    return wait_until
+
+
 class Result(NamedTuple):
     """How a process ended."""
 

@@ -1,0 +1,165 @@
+"""Modules in one process: which object a load gives, and what a load of something else does to it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import nodecache
+
+EIGHT_THREADS = """\
+import json, sys, threading
+import nodecache
+barrier, results = threading.Barrier(8), []
+def work(source):
+    barrier.wait()
+    results.append((source, nodecache.load("tiny", [source])))
+threads = [threading.Thread(target=work, args=(sys.argv[1 + number % (len(sys.argv) - 1)],)) for number in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(json.dumps({"sums": [[source, module.add(2, 3)] for source, module in results],
+                  "modules": len({id(module) for _, module in results})}))
+"""
+
+
+def test_the_same_key_gives_the_same_module_object(tiny, compiler):
+    source = tiny()
+    assert nodecache.load("tiny", [source]) is nodecache.load("tiny", [source])
+    assert compiler.compiles == 1
+
+
+def test_a_changed_source_gives_new_code_and_the_old_module_goes_on(tiny):
+    """Case 28."""
+    old = nodecache.load("tiny", [tiny(expression="1")])
+    new = nodecache.load("tiny", [tiny(expression="2")])
+    assert (old.add(0, 0), new.add(0, 0)) == (1, 2)
+
+
+def test_the_module_tells_how_this_process_came_to_it(tiny, start, load_program):
+    module = nodecache.load("tiny", tiny())
+    told = module.__nodecache__
+    assert told.role == "built"
+    assert told.path == module.__file__
+    assert told.seconds > 0
+    later = start(load_program, "tiny", tiny()).wait().json
+    assert (later["role"], later["key"]) == ("hit", told.key)
+
+
+def test_eight_threads_compile_once_and_get_one_module(start, tiny, compiler):
+    """Case 14, first half."""
+    ended = start(EIGHT_THREADS, tiny()).wait(60)
+    assert ended.err == ""
+    result = ended.json
+    assert [value for _, value in result["sums"]] == [5] * 8
+    assert result["modules"] == 1
+    assert compiler.compiles == 1
+
+
+def test_threads_that_want_different_code_under_one_name_each_get_theirs(start, tiny, compiler, tmp_path):
+    """Case 14, second half."""
+    plus = tiny(folder=tmp_path / "plus")
+    minus = tiny(expression="a - b", folder=tmp_path / "minus")
+    ended = start(EIGHT_THREADS, plus, minus).wait(60)
+    assert ended.err == ""
+    result = ended.json
+    assert sorted(result["sums"]) == sorted([[str(plus), 5], [str(minus), -1]] * 4)
+    assert compiler.compiles == 2
+
+
+def test_threads_and_processes_together_compile_once(start, tiny, compiler, load_program):
+    """Case 8, second half: eight threads of one process beside eight processes."""
+    source = tiny()
+    threads = start(EIGHT_THREADS, source)
+    processes = [start(load_program, "tiny", source) for _ in range(8)]
+    assert [value for _, value in threads.wait(60).json["sums"]] == [5] * 8
+    assert [process.wait(60).json["sum"] for process in processes] == [5] * 8
+    assert compiler.compiles == 1
+
+
+def test_two_processes_build_different_code_under_one_name(start, tiny, load_program, tmp_path):
+    """Case 15, first half."""
+    one = tiny(expression="1", folder=tmp_path / "one")
+    two = tiny(expression="2", folder=tmp_path / "two")
+    children = [start(load_program, "tiny", source) for source in (one, two)]
+    assert [child.wait(60).json["sum"] for child in children] == [1, 2]
+
+
+def test_the_same_source_under_two_definitions_is_two_entries(tiny, compiler):
+    """Case 15, second half."""
+    source = tiny(expression="N")
+    values = [nodecache.load("tiny", [source], extra_cflags=[f"-DN={n}"]).add(0, 0) for n in (1, 2) * 5]
+    assert values == [1, 2] * 5
+    assert compiler.compiles == 2
+
+
+def test_several_sources_with_one_file_name_make_one_module(tiny, tmp_path):
+    one = tiny(expression="other(a, b)", extra="long other(long, long);")
+    two = tmp_path / "more" / "tiny.cpp"
+    two.parent.mkdir()
+    two.write_text("long other(long a, long b) { return a * b; }\n")
+    assert nodecache.load("tiny", [one, two]).add(3, 4) == 12
+
+
+def test_a_signal_handler_may_load(tiny, start):
+    program = """\
+import os, signal, sys
+import nodecache
+signal.signal(signal.SIGUSR1, lambda *_: print(nodecache.load("tiny", [sys.argv[1]]).add(2, 3), flush=True))
+os.kill(os.getpid(), signal.SIGUSR1)
+print(nodecache.load("tiny", [sys.argv[1]]).add(4, 5))
+"""
+    assert start(program, tiny()).wait().out == "5\n9\n"
+
+
+def test_an_import_of_the_package_makes_and_starts_nothing(root, start):
+    program = "import nodecache, os, sys; print(os.listdir('/proc/self/task'), 'torch' in sys.modules)"
+    result = start(program).wait()
+    assert result.status == 0
+    assert result.out.count("'") == 2
+    assert "False" in result.out
+    assert not root.exists()
+
+
+def test_a_module_object_is_found_again_after_a_fork(start, tiny):
+    program = """\
+import os, sys
+import nodecache
+module = nodecache.load("tiny", [sys.argv[1]])
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if nodecache.load("tiny", [sys.argv[1]]) is module else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert start(program, tiny()).wait().out == "0\n"
+
+
+def test_a_missing_source_is_an_error_that_names_it():
+    with pytest.raises(nodecache.SpecError, match=r"/nowhere/x\.cpp cannot be read: No such file"):
+        nodecache.load("x", ["/nowhere/x.cpp"])
+
+
+def test_an_entry_is_read_only_and_private(tiny):
+    module = nodecache.load("tiny", [tiny()])
+    folder = Path(module.__file__).parent
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} <= {0o400, 0o500}
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_loads_of_many_keys_in_many_threads_all_end(tiny, compiler):
+    sources = [tiny(f"tiny{number}") for number in range(4)]
+    sums: list[int] = []
+
+    def work(number: int) -> None:
+        for shift in range(4):
+            at = (number + shift) % 4
+            sums.append(nodecache.load(f"tiny{at}", [sources[at]]).add(2, 3))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sums == [5] * 32
+    assert compiler.compiles == 4
