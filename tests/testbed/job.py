@@ -1,10 +1,10 @@
 """A job of many ranks that load one tiny extension, with every compile counted, on whatever machines."""
 
 import json
-import os
 import shlex
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -46,9 +46,9 @@ class Job:
         compiler.chmod(0o755)
         self.env = {"CXX": str(compiler), "NODECACHE_ROOT": self.root, "TESTBED_REPORTS": str(self._reports)}
 
-    def rank(self):
+    def rank(self, *options):
         """The command line of one rank."""
-        return [sys.executable, str(HERE / "rank.py"), str(self.source)]
+        return [sys.executable, str(HERE / "rank.py"), str(self.source), *options]
 
     def hold(self):
         """Make every compile from now on wait for ``release``."""
@@ -78,6 +78,23 @@ class Job:
         """
         name = self.folder.name.encode()
         return [pid for pid, command in commands() if name in command]
+
+    def meet(self, ranks, *running, timeout=100):
+        """Let no compile end before all ranks have asked for the extension, then await the end of the commands.
+
+        ``hold`` must have been called before they were started. Returns the seconds from their start on.
+        """
+
+        def all_asked():
+            dead = [each for each in running if each.process.poll() is not None]
+            assert not dead, f"ended before all ranks had asked: {dead[0].output()}"
+            return len(list(self._reports.glob("*.asked"))) >= ranks
+
+        until(all_asked, timeout, f"{ranks} ranks that ask")
+        self.release()
+        for each in running:
+            assert each.wait(timeout) == 0, each.output()
+        return time.monotonic() - running[0].began
 
     def await_compiles(self, nodes=1, timeout=60):
         """Wait until that many nodes have begun a compile."""
@@ -112,5 +129,4 @@ class Job:
 
 def shared_folder():
     """A new private folder that fake machines and cluster nodes see too: each has a /tmp and /var/tmp of its own."""
-    parent = Path(os.environ.get("NODECACHE_TEST_SHARED", "/var/lib"))
-    return Path(tempfile.mkdtemp(prefix="nodecache-job-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix="nodecache-job-", dir="/var/lib"))

@@ -23,9 +23,9 @@ def job():
 
 @pytest.fixture
 def saw(record_property):
-    """Write what a test saw into the report: one row of the table."""
+    """Write what a test saw as one row of the table: from the ranks' reports, but for what is ``known``."""
 
-    def write(launcher, job, seconds):
+    def write(launcher, job, seconds, **known):
         reports = job.reports()
         row = {
             "launcher": launcher,
@@ -36,25 +36,20 @@ def saw(record_property):
             "longest wait": round(max((report["seconds"] for report in reports), default=0), 2),
         }
         for column in COLUMNS:
-            record_property(column, row[column])
+            record_property(column, known.get(column, row[column]))
 
     return write
 
 
 def pytest_terminal_summary(terminalreporter):
     """Print the rows of all tests that wrote one."""
-    reports = [
-        report for each in terminalreporter.stats.values() for report in each if hasattr(report, "user_properties")
-    ]
-    found = [dict(report.user_properties) for report in reports if report.when == "call"]
+    reports = [report for each in terminalreporter.stats.values() for report in each]
+    found = [dict(report.user_properties) for report in reports if getattr(report, "when", None) == "call"]
     rows = [tuple(str(row[column]) for column in COLUMNS) for row in found if set(COLUMNS) <= set(row)]
     if not rows:
         return
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
     terminalreporter.section("real launchers")
-    for row in (COLUMNS, *rows):
-        cells = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+    for first, *numbers in (COLUMNS, *rows):
+        cells = [first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]
         terminalreporter.line("  ".join(cells))

@@ -2,25 +2,20 @@
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
-
-def needs(*programs, root=False, reason=None):
-    """Go on only if all programs are installed (and, with ``root``, if this process is root with its own mounts).
-
-    ``reason`` is one that the caller found by itself; None means that there is none.
-    """
-    missing = [program for program in programs if shutil.which(program, path=PATH) is None]
+def needs(*programs, modules=(), root=False):
+    """Go on only if all programs and Python modules are installed and, with ``root``, namespaces can be made."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    missing += [module for module in modules if find_spec(module) is None]
     if missing:
         lacking(f"not installed: {', '.join(missing)}")
     if root and not _privileged():
         lacking("needs root and CAP_SYS_ADMIN")
-    if reason is not None:
-        lacking(reason)
 
 
 def lacking(reason):
