@@ -181,7 +181,9 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
             break;
         }
     }
-    shuffle<Row, kColumns>(rows.data, rows.size, static_cast<std::uint64_t>(options.seed) + 1, poll);
+    // The shuffle's seed is a 32 bit integer too: the largest one wraps around.
+    const auto next_seed = static_cast<std::int32_t>(static_cast<std::uint32_t>(options.seed) + 1);
+    shuffle<Row, kColumns>(rows.data, rows.size, static_cast<std::uint64_t>(std::int64_t{next_seed}), poll);
     if (!rows.resize(rows.size)) return fail(MappingFault::out_of_memory, 0);
     result.rows = rows.size;
     result.data = std::exchange(rows.data, nullptr);
