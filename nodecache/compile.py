@@ -20,6 +20,7 @@ from nodecache.errors import BuildError, BuildInterrupted, RootError, SpecError,
 from nodecache.inputs import Inputs, learn, parse_dependencies
 from nodecache.jobs import job_count
 from nodecache.packages import package_folder
+from nodecache.spec import Flags
 from nodecache.staging import MARK
 
 TYPE_CHECKING = False
@@ -107,7 +108,8 @@ def _search_flags(spec: Spec) -> list[str]:
 
     folders = []
     text = b"\n".join(source.data for source in spec.sources)
-    pybind11 = package_folder("pybind11")
+    # torch brings a pybind11 of its own, which its flags name.
+    pybind11 = package_folder("pybind11") if "torch" not in spec.frameworks else None
     needs_pybind11 = "pybind11" in spec.frameworks or (b"<pybind11/" in text and "torch" not in spec.frameworks)
     if pybind11 and os.path.isfile(f"{pybind11}/include/pybind11/pybind11.h"):
         folders.append(f"{pybind11}/include")
@@ -135,6 +137,7 @@ def _plan(
     for number, folder in sorted(enumerate(recipe.roots), key=lambda pair: len(pair[1])):
         if "=" not in folder:
             maps.append(f"-ffile-prefix-map={folder}=/nodecache/root{number}")
+    framework = spec.framework_flags() if spec.framework_flags else Flags([], [], [])
     defines = [f"-DNODECACHE_MODULE_NAME={spec.name}", f"-DTORCH_EXTENSION_NAME={spec.name}"]
     steps = []
     objects = []
@@ -149,7 +152,7 @@ def _plan(
             command = recipe.cuda.command(
                 compiler=recipe.compiler.command,
                 host_flags=["-fPIC", *maps],
-                flags=[*defines, *search, *recipe.cuda_cflags, "-I", folder],
+                flags=[*defines, *framework.cuda_cflags, *search, *recipe.cuda_cflags, "-I", folder],
                 source=name,
                 target=target,
                 dependencies=f"obj/{number}.d",
@@ -160,6 +163,7 @@ def _plan(
                 *("-MD", "-MF", f"obj/{number}.d", "-fPIC"),
                 *maps,
                 *defines,
+                *framework.cflags,
                 *("-iquote", folder),
                 *recipe.cflags,
                 *search,
@@ -170,7 +174,8 @@ def _plan(
     toolkit = recipe.cuda.link_flags() if recipe.cuda else []
     output = f"entry/{spec.file_name}"
     shared = [] if spec.kind == "program" else ["-shared"]
-    command = [*recipe.compiler.command, *shared, *objects, *recipe.ldflags, *toolkit, *dependency, "-o", output]
+    ldflags = [*recipe.ldflags, *framework.ldflags, *toolkit, *dependency]
+    command = [*recipe.compiler.command, *shared, *objects, *ldflags, "-o", output]
     steps.append((f"link {spec.file_name}", output, objects, command))
     return steps
 

@@ -11,6 +11,10 @@ import os
 from nodecache.digest import digest_bytes, read_bytes
 from nodecache.errors import SpecError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 NAME_LIMIT = 200
 HOST_SUFFIXES = (".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".S", ".s")
 CUDA_SUFFIXES = (".cu",)
@@ -39,6 +43,21 @@ class Source:
         return self.path.endswith(CUDA_SUFFIXES)
 
 
+class Flags:
+    """Flags that a framework adds.
+
+    Attributes:
+        cflags, cuda_cflags, ldflags: one string an argument.
+    """
+
+    __slots__ = ("cflags", "cuda_cflags", "ldflags")
+
+    def __init__(self, cflags: list[str], cuda_cflags: list[str], ldflags: list[str]) -> None:
+        self.cflags = cflags
+        self.cuda_cflags = cuda_cflags
+        self.ldflags = ldflags
+
+
 class Spec:
     """A checked build request.
 
@@ -52,6 +71,7 @@ class Spec:
         kind: ``module`` (has an init function), ``library`` (only loaded) or ``program``.
         environment_flags: whether CXXFLAGS and LDFLAGS apply.
         base_flags: what comes before all other compile flags.
+        framework_flags: asked only when it is built: what the framework's identity, which is in the key, decides.
     """
 
     __slots__ = (
@@ -59,6 +79,7 @@ class Spec:
         "cflags",
         "cuda_cflags",
         "environment_flags",
+        "framework_flags",
         "frameworks",
         "include_paths",
         "kind",
@@ -80,6 +101,7 @@ class Spec:
         kind: str = "module",
         environment_flags: bool = True,
         base_flags: tuple[str, ...] = ("-O2", "-std=c++17"),
+        framework_flags: Callable[[], Flags] | None = None,
     ) -> None:
         _check_name(name)
         if not sources:
@@ -97,6 +119,7 @@ class Spec:
         self.kind = kind
         self.environment_flags = environment_flags
         self.base_flags = base_flags
+        self.framework_flags = framework_flags
 
     @property
     def cuda(self) -> bool:
@@ -116,9 +139,7 @@ def _check_name(name: str) -> None:
             f"Use letters, digits and underscores."
         )
     if len(name) > NAME_LIMIT:
-        raise SpecError(
-            f"Extension name {name[:32]}... has {len(name)} characters. Use at most {NAME_LIMIT}."
-        )
+        raise SpecError(f"Extension name {name[:32]}... has {len(name)} characters. Use at most {NAME_LIMIT}.")
 
 
 def arguments(what: str, value: object) -> tuple[str, ...]:
