@@ -59,7 +59,7 @@ class Product:
     Attributes:
         inputs: what it read besides what the recipe says.
         about: more for the manifest.
-        raced: an input that changed meanwhile, or None; then the result is used and not published.
+        raced: why the result is to be used and not published (an input changed meanwhile), or None.
     """
 
     __slots__ = ("about", "inputs", "raced")
@@ -120,7 +120,7 @@ class Request:
 
     def _told(self) -> BuildError | None:
         def same(text: str) -> bool:
-            return self.eyes.same(Inputs.parse(text.split("\n")))[0]
+            return self.eyes.same(Inputs.parse(text.split("\n"))) is not None
 
         return attempt.told(self.root, self.recipe, self._seen, same)
 
@@ -196,9 +196,7 @@ class Request:
             if product.raced:
                 import logging
 
-                logging.getLogger("nodecache").warning(
-                    "%r is used but not kept: %s changed while it was being built", self.name, product.raced
-                )
+                logging.getLogger("nodecache").warning("%r is used but not kept: %s", self.name, product.raced)
                 return Entry("", place.entry, published=False)
             found = entry.publish(self.root, place.entry, key)
             index.add(

@@ -17,7 +17,7 @@ from nodecache.attempt import log_path
 from nodecache.compiler import which
 from nodecache.digest import read_bytes
 from nodecache.errors import BuildError, BuildInterrupted, RootError, SpecError, ToolchainError
-from nodecache.inputs import Inputs, learn, parse_dependencies
+from nodecache.inputs import Inputs, learn, parse_dependencies, parse_link_dependencies
 from nodecache.jobs import job_count
 from nodecache.packages import package_folder
 from nodecache.spec import Flags
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 TAIL_LINES = 200
 """Lines of output that the builder's exception carries at most."""
 
+_LINK_DEPENDENCIES = "link.d"
+_LONG = 100_000  # bytes; Linux takes no argument of 128 KiB, and ninja gives the shell the whole command as one
 _CANNOT_SAY_WHERE = ("ninja: build stopped", "FAILED: ")
 
 
@@ -44,7 +46,7 @@ class Built:
     Attributes:
         inputs: what was read.
         steps: per step its name, start and end in milliseconds since the build began.
-        raced: the input that changed while it was being read, or None. Such a result may be used, not published.
+        raced: why this result may be used and not published (an input changed while it was being read), or None.
     """
 
     def __init__(self, inputs: Inputs, steps: list[dict[str, Any]], raced: str | None) -> None:
@@ -68,34 +70,52 @@ def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attem
     _snapshot(root, spec, staging)
     _write_ninja(root, staging, steps, log)
     began = _file_time(staging)
-    _run(root, spec, staging, attempt, log)
+    _run(root, spec, recipe, staging, attempt, log)
     output = f"{staging.entry}/{spec.file_name}"
     _check(spec, output, attempt, log)
-    read = [
-        os.path.normpath(os.path.join(staging.path, path))
-        for name in os.listdir(f"{staging.path}/obj")
-        if name.endswith(".d")
-        for path in parse_dependencies(_text(f"{staging.path}/obj/{name}"))
-    ]
-    read += [*recipe.linked, *_named_libraries(recipe)]
-    inputs, counted = learn(recipe, [path for path in read if os.path.exists(path)], staging.path)
-    raced = next((path for path in counted if os.stat(path).st_ctime_ns >= began), None)
+    for library in _named_libraries(recipe):
+        if library not in recipe.linked:
+            recipe.linked.append(library)
+    inputs, changed = _learn(recipe, staging, began)
+    raced = f"{changed} while it was being built" if changed else _unknown(spec, recipe, staging)
     return Built(inputs, _times(staging, steps), raced)
 
 
 def known_inputs(recipe: Recipe, staging: Staging) -> str:
     """What a failed build is known to have read, as text for its record; compilers write it even when they fail."""
-    try:
-        names = [name for name in os.listdir(f"{staging.path}/obj") if name.endswith(".d")]
-    except FileNotFoundError:
-        return ""
-    read = [
-        os.path.normpath(os.path.join(staging.path, path))
-        for name in names
-        for path in parse_dependencies(_text(f"{staging.path}/obj/{name}"))
-    ]
-    inputs, _ = learn(recipe, [path for path in read if os.path.exists(path)], staging.path)
+    inputs, _ = _learn(recipe, staging, time.time_ns())
     return "\n".join(inputs.lines())
+
+
+def _learn(recipe: Recipe, staging: Staging, began: int) -> tuple[Inputs, str | None]:
+    """What the tools have written down that they read."""
+    try:
+        names = os.listdir(f"{staging.path}/obj")
+    except FileNotFoundError:
+        return Inputs(), None
+    read: list[str] = []
+    linked = [*recipe.linked]
+    for name in names:
+        path = f"{staging.path}/obj/{name}"
+        if name == _LINK_DEPENDENCIES:
+            linked += parse_link_dependencies(_text(path), staging.path)
+        elif name.endswith(".d"):
+            found = [os.path.join(staging.path, said) for said in parse_dependencies(_text(path))]
+            # The assembler also tells of files of before, by the names that the compiler gave them: they are not there.
+            read += [said for said in found if not name.endswith(".as.d") or os.path.exists(said)]
+    return learn(recipe, read, linked, [staging.path, os.path.realpath(staging.tmp)], began)
+
+
+def _unknown(spec: Spec, recipe: Recipe, staging: Staging) -> str | None:
+    """Why it is not known what was read, or None: a flag or a wrapper may have led the dependency output elsewhere."""
+    for number, source in enumerate(spec.sources):
+        path = f"{staging.path}/obj/{number}.d"
+        written = os.path.exists(path) and _snapshot_name(number, source) in parse_dependencies(_text(path))
+        if not written and not source.path.endswith(".s"):
+            return f"{os.path.basename(source.path)}'s compiler did not write down what it read (obj/{number}.d)"
+    if recipe.compiler.link_deps and not os.path.exists(f"{staging.path}/obj/{_LINK_DEPENDENCIES}"):
+        return "the linker did not write down what it read"
+    return None
 
 
 def _text(path: str) -> str:
@@ -151,7 +171,7 @@ def _plan(
                 raise SpecError(f"{source.path} is CUDA and the recipe has no toolkit. This is a bug in nodecache.")
             command = recipe.cuda.command(
                 compiler=recipe.compiler.command,
-                host_flags=["-fPIC", *maps],
+                host_flags=["-fPIC", *maps, *recipe.command[len(recipe.compiler.command) :]],
                 flags=[*defines, *framework.cuda_cflags, *search, *recipe.cuda_cflags, "-I", folder],
                 source=name,
                 target=target,
@@ -170,12 +190,12 @@ def _plan(
                 *("-c", name, "-o", target),
             ]
         steps.append((f"compile {os.path.basename(source.path)}", target, [name], command))
-    dependency = ["-Wl,--dependency-file=obj/link.d"] if recipe.compiler.link_deps else []
+    dependency = [f"-Wl,--dependency-file=obj/{_LINK_DEPENDENCIES}"] if recipe.compiler.link_deps else []
     toolkit = recipe.cuda.link_flags() if recipe.cuda else []
     output = f"entry/{spec.file_name}"
     shared = [] if spec.kind == "program" else ["-shared"]
     ldflags = [*recipe.ldflags, *framework.ldflags, *toolkit, *dependency]
-    command = [*recipe.compiler.command, *shared, *objects, *ldflags, "-o", output]
+    command = [*recipe.command, *shared, *objects, *ldflags, "-o", output]
     steps.append((f"link {spec.file_name}", output, objects, command))
     return steps
 
@@ -203,20 +223,31 @@ def _snapshot(root: Root, spec: Spec, staging: Staging) -> None:
 def _write_ninja(root: Root, staging: Staging, steps: list[tuple[str, str, list[str], list[str]]], log: str) -> None:
     """One rule a step; each says in the log that it begins, because ninja tells of it only when it has ended."""
     lines = ["rule step", "  command = $run", "  description = $what", ""]
-    for number, (what, output, inputs, command) in enumerate(steps, 1):
-        said = shlex.quote(f"> step {number} of {len(steps)}: {what}")
-        run = f"echo {said} >> {shlex.quote(log)}; exec {shlex.join(command)}"
-        lines.append(f"build {_ninja_path(output)}: step {' '.join(_ninja_path(name) for name in inputs)}")
-        lines += [f"  run = {run.replace('$', '$$')}", f"  what = {what.replace('$', '$$')}"]
+    to_log = f">> {shlex.quote(log)}"
     try:
+        for number, (what, output, inputs, command) in enumerate(steps, 1):
+            said = shlex.quote(f"> step {number} of {len(steps)}: {what}")
+            words = shlex.join(_shortened(staging, number, command))
+            # Not every ninja tells the status, and that of a killed compiler says most.
+            run = f'echo {said} {to_log}; {words} || {{ s=$?; echo "> exit status $s" {to_log}; exit $s; }}'
+            lines.append(f"build {output}: step {' '.join(inputs)}")
+            lines += [f"  run = {run.replace('$', '$$')}", f"  what = {what.replace('$', '$$')}"]
         with open(f"{staging.path}/build.ninja", "xb") as file:
             file.write(os.fsencode("\n".join(lines) + "\n"))
     except OSError as error:
         raise root.failed(error, "writing build.ninja") from error
 
 
-def _ninja_path(path: str) -> str:
-    return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+def _shortened(staging: Staging, number: int, command: list[str]) -> list[str]:
+    """A command that is too long for one argument, with its flags in a response file."""
+    if sum(len(os.fsencode(word)) + 3 for word in command) < _LONG:
+        return command
+    first = next((at for at, word in enumerate(command) if word.startswith("-")), len(command))
+    quoted = ['"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"' for word in command[first:]]
+    with open(f"{staging.path}/obj/{number}.rsp", "xb") as file:
+        file.write(os.fsencode("\n".join(quoted) + "\n"))
+    nvcc = os.path.basename(command[0]) == "nvcc"
+    return [*command[:first], *(["--options-file"] if nvcc else []), f"{'' if nvcc else '@'}obj/{number}.rsp"]
 
 
 def _ninja() -> str:
@@ -236,34 +267,52 @@ def _ninja() -> str:
 
 
 def _file_time(staging: Staging) -> int:
-    """The time that the kernel stamps on what changes now; an input that changes after this has it or a later one."""
+    """A time that the kernel stamps on what changes from now on, and on nothing that changed before.
+
+    File times advance in ticks of some milliseconds, so the tick in which the caller may have written a header is
+    waited out.
+    """
+    before = time.time_ns()
     fd = os.open(f"{staging.path}/began", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        return os.fstat(fd).st_ctime_ns
+        for _ in range(100):  # a file system may keep whole seconds; then inputs are compared in seconds
+            os.fchmod(fd, 0o600)
+            now = os.fstat(fd).st_ctime_ns
+            if now > before:
+                break
+            time.sleep(0.001)
+        return now
     finally:
         os.close(fd)
 
 
-def build_environment(staging: Staging) -> dict[str, str]:
-    """The environment of a build's processes."""
+def build_environment(staging: Staging, variables: dict[str, str]) -> dict[str, str]:
+    """The environment of a build's processes; ``variables`` with folders that are relative in the caller's."""
     left_out = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "NINJAFLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     # Messages are read by programs, here and in continuous integration: English, and the same for everybody.
-    return environment | {
-        "LC_ALL": "C",
-        "TMPDIR": staging.tmp,
-        MARK: staging.mark,
-        "NINJA_STATUS": "[%f/%t] ",
-        "PWD": staging.path,
-    }
+    return (
+        environment
+        | variables
+        | {
+            "LC_ALL": "C",
+            "TMPDIR": staging.tmp,
+            MARK: staging.mark,
+            "NINJA_STATUS": "[%f/%t] ",
+            "PWD": staging.path,
+        }
+    )
 
 
 class Supervised:
     """A command under a supervisor: it and all that it started end when this process does, or leaves the context."""
 
-    def __init__(self, root: Root, staging: Staging, command: list[str], log: str) -> None:
+    def __init__(
+        self, root: Root, staging: Staging, command: list[str], log: str, variables: dict[str, str] | None = None
+    ) -> None:
         self._root = root
         self._staging = staging
+        self._variables = variables or {}
         self._command = command
         self._log = log
 
@@ -282,7 +331,7 @@ class Supervised:
                         *self._command,
                     ],
                     cwd=self._staging.path,
-                    env=build_environment(self._staging),
+                    env=build_environment(self._staging, self._variables),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -324,10 +373,10 @@ def _pidfd() -> int:
         return -1
 
 
-def _run(root: Root, spec: Spec, staging: Staging, attempt: str, log: str) -> None:
+def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str, log: str) -> None:
     """Run ninja; turn what went wrong into the right exception."""
     command = [_ninja(), "-v", "-j", str(job_count())]
-    with Supervised(root, staging, command, log) as tools:
+    with Supervised(root, staging, command, log, recipe.environment) as tools:
         word, number = tools.wait()
     if word == "exit" and number == 0:
         return
@@ -339,7 +388,7 @@ def _run(root: Root, spec: Spec, staging: Staging, attempt: str, log: str) -> No
         )
     if not os.path.exists(f"{staging.path}/build.ninja"):
         raise BuildInterrupted(
-            f"The staging folder of {spec.name!r} was removed during the build ({staging.path}). Nothing was published. "
+            f"The staging folder of {spec.name!r} was removed during the build ({staging.path}). Nothing was kept. "
             f"Keep temp cleaners away from {root.path}, and call again."
         )
     _raise_if_limited(root, output)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import stat
 
-from nodecache.digest import digest_bytes, digest_items, read_bytes
+from nodecache.digest import digest_bytes, digest_items, read_own
 from nodecache.errors import ToolchainError
 from nodecache.root import Root, make_folder, replace_file
 from nodecache.spec import split_words
 
-_HEAD = "nodecache-tool 1"
+_HEAD = "nodecache-tool 2"
+# Variables that make a compiler another one.
+_CHANGES_IT = ("GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS")
 # Variables that add search folders or make the compiler write files: not part of what it is by itself.
 _NOT_ITS_OWN = (
     "CPATH",
@@ -30,33 +32,42 @@ class Compiler:
     """A compiler and its linker.
 
     Attributes:
-        command: how it is called, one string a word.
-        programs: resolved path of each program that the words name.
+        command: how it is called: a program, or a wrapper and a program.
+        programs: resolved paths of ``command``.
+        words: flags that CXX brings along.
         version: what ``--version`` prints.
         target: the machine it compiles for.
         own: folders whose headers and libraries are its own; its version answers for them.
         system: other folders that it searches by itself, such as ``/usr/include``.
         linker: the linker's version line.
         link_deps: whether the linker can write down what it read.
+        as_deps: whether the assembler can (``.incbin`` shows nowhere else).
     """
 
-    __slots__ = ("command", "link_deps", "linker", "own", "programs", "system", "target", "version")
+    __slots__ = ("as_deps", "command", "link_deps", "linker", "own", "programs", "system", "target", "version", "words")
 
-    def __init__(self, command: list[str], programs: list[str], said: dict[str, list[str]]) -> None:
+    def __init__(self, command: list[str], words: list[str], said: dict[str, list[str]]) -> None:
         self.command = command
-        self.programs = programs
+        self.programs = said["program"]
+        self.words = words
         self.version = "\n".join(said["version"])
         self.target = said["target"][0]
         self.own = tuple(said["own"])
         self.system = tuple(said["system"])
         self.linker = said["linker"][0]
         self.link_deps = said["link_deps"] == ["yes"]
+        self.as_deps = said["as_deps"] == ["yes"]
 
 
 def which(program: str) -> str | None:
     """Absolute path of a program as the shell would find it, or None."""
+    return _find(program, {})
+
+
+def _find(program: str, prints: dict[str, str]) -> str | None:
+    """As :func:`which`, and note the fingerprint of what was found."""
     if "/" in program:
-        candidates = [os.path.abspath(program)]
+        candidates = [program]
     else:
         candidates = [
             os.path.join(folder, program) for folder in os.environ.get("PATH", os.defpath).split(":") if folder
@@ -64,10 +75,12 @@ def which(program: str) -> str | None:
     for candidate in candidates:
         try:
             status = os.stat(candidate)
-        except OSError:
+        except (OSError, ValueError):
             continue
         if stat.S_ISREG(status.st_mode) and os.access(candidate, os.X_OK):
-            return candidate
+            path = candidate if candidate[0] == "/" else os.path.abspath(candidate)
+            prints[path] = _print(status)
+            return path
     return None
 
 
@@ -84,9 +97,10 @@ def find_compiler(root: Root, linker: str | None = None) -> Compiler:
     chosen = os.environ.get("CXX")
     words = [split_words(chosen)] if chosen and chosen.strip() else [["c++"], ["g++"], ["clang++"]]
     for command in words:
-        first = which(command[0])
+        prints: dict[str, str] = {}
+        first = _find(command[0], prints)
         if first is not None:
-            return _identify(root, [first, *command[1:]], linker)
+            return _identify(root, [first, *command[1:]], linker, prints)
     if chosen:
         raise ToolchainError(f"CXX={chosen!r} is not a program on PATH. Correct CXX, or unset it to use c++.")
     raise ToolchainError(
@@ -95,36 +109,80 @@ def find_compiler(root: Root, linker: str | None = None) -> Compiler:
     )
 
 
-def _identify(root: Root, command: list[str], linker: str | None) -> Compiler:
+def find_host_compiler(root: Root, path: str) -> Compiler:
+    """The compiler that nvcc is told to use instead of CXX: a program, or the folder that it is in.
+
+    Raises:
+        ToolchainError: it is not there, or does not answer.
+    """
+    prints: dict[str, str] = {}
+    found = _find(os.path.join(path, "g++") if os.path.isdir(path) else path, prints)
+    if found is None:
+        raise ToolchainError(f"nvcc's host compiler {path!r} is not a program. Correct -ccbin or NVCC_CCBIN.")
+    return _identify(root, [found], None, prints)
+
+
+def _identify(root: Root, command: list[str], linker: str | None, prints: dict[str, str]) -> Compiler:
     """What the compiler says of itself, from memory where nothing changed."""
-    # "ccache g++": every word that is a program takes part.
-    found = [command[0], *(p for word in command[1:] if word[:1] != "-" and (p := which(word)))]
-    programs = [os.path.realpath(path) for path in found]
+    # "ccache g++ -m32": the leading words that are programs take part; a relative one is found from elsewhere, too.
+    programs, words = command[:1], command[1:]
+    while words and words[0][:1] != "-" and (path := _find(words[0], prints)) is not None:
+        programs.append(path if "/" in words[0] else words[0])
+        del words[0]
+    linker = linker or _chosen_linker(words)
     memory = root.at(
-        "tools", digest_items([("command", "\0".join(command)), ("linker", linker or ""), ("", "\0".join(found))])
+        "tools",
+        digest_items(
+            [
+                ("command", "\0".join(command)),
+                ("programs", "\0".join(programs)),
+                ("linker", linker or ""),
+                ("found", "\0".join(prints)),
+                *((name, os.environ[name]) for name in _CHANGES_IT if name in os.environ),
+            ]
+        ),
     )
-    said = _recall(memory)
-    if said is None or said["program"] != programs:
-        said = _ask(command, linker)
-        said["program"] = programs
-        _remember(root, memory, said, [*programs, *said["linker path"]])
-    return Compiler(command, programs, said)
+    said = _recall(memory, prints)
+    # A wrapper may choose another compiler behind another PATH.
+    if said is None or said["path"] not in ([], [_path_digest()]):
+        said = _ask([*programs, *words], list(prints), linker)
+        _remember(root, memory, said, [*prints, *said["linker path"], *said["behind"]])
+    return Compiler(programs, words, said)
 
 
-def _fingerprint(path: str) -> str:
-    status = os.stat(path)
+def _chosen_linker(words: list[str]) -> str | None:
+    """The linker that ``-fuse-ld=`` or ``--ld-path=`` chooses, or None."""
+    chosen = [word.partition("=")[2] for word in words if word.startswith(("-fuse-ld=", "--ld-path="))]
+    return chosen[-1] if chosen else None
+
+
+def _path_digest() -> str:
+    return digest_bytes(os.fsencode(os.environ.get("PATH", os.defpath)))
+
+
+def _print(status: os.stat_result) -> str:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
-def recall_lines(memory: str) -> list[str] | None:
-    """The lines of a remembered answer, or None when there is none, it is damaged, or a program changed."""
+def _fingerprint(path: str) -> str:
+    return _print(os.stat(path))
+
+
+def recall_lines(memory: str, prints: dict[str, str] | None = None) -> list[str] | None:
+    """The lines of a remembered answer, or None when there is none, it is damaged, or a program changed.
+
+    Args:
+        memory: path of the memory.
+        prints: fingerprints that are known already, by path.
+    """
+    known = prints or {}
     try:
-        text = read_bytes(memory).decode("utf-8", "surrogateescape")
-        head, check, *lines = text.split("\n")
-        if head != _HEAD or check != digest_bytes("\n".join(lines).encode("utf-8", "surrogateescape")):
+        head, check, body = read_own(memory).decode("utf-8", "surrogateescape").split("\n", 2)
+        if head != _HEAD or check != digest_bytes(body.encode("utf-8", "surrogateescape")):
             return None
-        guards = [line.split("\t") for line in lines if line.startswith("guard\t")]
-        if any(_fingerprint(path) != print_ for _, print_, path in guards):
+        lines = body.split("\n")
+        guards = [line.split("\t", 2) for line in lines if line.startswith("guard\t")]
+        if any((known.get(path) or _fingerprint(path)) != print_ for _, print_, path in guards):
             return None
     except (OSError, ValueError):
         return None
@@ -139,18 +197,32 @@ def remember_lines(root: Root, memory: str, lines: list[str], guards: list[str])
     replace_file(root, memory, f"{_HEAD}\n{digest_bytes(raw)}\n".encode() + raw)
 
 
-_FIELDS = ("program", "version", "target", "own", "system", "linker", "linker path", "link_deps")
+_FIELDS = (
+    "program",
+    "version",
+    "target",
+    "own",
+    "system",
+    "linker",
+    "linker path",
+    "link_deps",
+    "as_deps",
+    "behind",
+    "path",
+)
 
 
-def _recall(memory: str) -> dict[str, list[str]] | None:
-    lines = recall_lines(memory)
+def _recall(memory: str, prints: dict[str, str]) -> dict[str, list[str]] | None:
+    lines = recall_lines(memory, prints)
     if lines is None:
         return None
     said: dict[str, list[str]] = {field: [] for field in _FIELDS}
     for line in lines:
         field, _, value = line.partition("\t")
+        if field not in said:
+            return None
         said[field].append(value)
-    return said
+    return said if said["target"] and said["linker"] and said["program"] else None
 
 
 def _remember(root: Root, memory: str, said: dict[str, list[str]], guards: list[str]) -> None:
@@ -182,7 +254,7 @@ def run_tool(command: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 
-def _ask(command: list[str], linker: str | None) -> dict[str, list[str]]:
+def _ask(command: list[str], found: list[str], linker: str | None) -> dict[str, list[str]]:
     """Ask the compiler what it is."""
     status, version = run_tool([*command, "--version"])
     if status:
@@ -195,18 +267,22 @@ def _ask(command: list[str], linker: str | None) -> dict[str, list[str]]:
         (line[8:].strip() for line in verbose.splitlines() if line.startswith("Target: ")), os.uname().machine
     )
     own, system = _search_folders(verbose)
-    if linker is None:
-        _, named = run_tool([*command, "-print-prog-name=ld"])
-        path = which(named.strip().splitlines()[-1]) if named.strip() else None
-    else:
-        path = which(linker) if "/" in linker else which(f"ld.{linker}") or which(linker)
+    path = _program_of(command, "ld") if linker is None else which(linker if "/" in linker else f"ld.{linker}")
+    if path is None and linker is not None:
+        path = which(linker)
     line, deps = "unknown", "no"
     if path:
         path = os.path.realpath(path)
         _, text = run_tool([path, "--version"])
         line = text.strip().partition("\n")[0] or "unknown"
         deps = "yes" if "--dependency-file" in run_tool([path, "--help"])[1] else "no"
+    assembler = None if "clang" in version else _program_of(command, "as")
+    as_deps = assembler is not None and "--MD" in run_tool([assembler, "--help"])[1]
+    # What a wrapper such as ccache runs in the end: an upgrade of it leaves the wrapper as it was.
+    behind = _program_of(command, "cc1plus")
+    wrapped = any(_is_wrapper(path) for path in found)
     return {
+        "program": [os.path.realpath(path) for path in found],
         "version": version.strip().splitlines(),
         "target": [target],
         "own": own,
@@ -214,7 +290,27 @@ def _ask(command: list[str], linker: str | None) -> dict[str, list[str]]:
         "linker": [line],
         "linker path": [path] if path else [],
         "link_deps": [deps],
+        "as_deps": ["yes" if as_deps else "no"],
+        "behind": [behind] if behind else [],
+        "path": [_path_digest()] if wrapped else [],
     }
+
+
+def _program_of(command: list[str], name: str) -> str | None:
+    """Path of a program that the compiler calls, or None."""
+    status, said = run_tool([*command, f"-print-prog-name={name}"])
+    return which(said.strip().splitlines()[-1]) if status == 0 and said.strip() else None
+
+
+def _is_wrapper(path: str) -> bool:
+    """Whether a program is a script, or one of the caches that look the real compiler up on PATH."""
+    if {"ccache", "sccache", "distcc", "icecc"} & {os.path.basename(os.path.realpath(path)), os.path.basename(path)}:
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) != b"\x7fELF"
+    except OSError:
+        return True
 
 
 def _search_folders(verbose: str) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from nodecache.compiler import recall_lines, remember_lines, run_tool, which
+from nodecache.compiler import find_host_compiler, recall_lines, remember_lines, run_tool, which
 from nodecache.digest import digest_items
 from nodecache.errors import SpecError, ToolchainError
 from nodecache.packages import cuda_home
@@ -61,7 +61,7 @@ class Toolkit:
     ) -> list[str]:
         """The nvcc command for one source. ``host_flags`` go to the host compiler as they are."""
         host = [word for flag in host_flags for word in ("-Xcompiler", flag.replace(",", "\\,"))]
-        chosen = [] if os.environ.get("NVCC_CCBIN") else ["-ccbin", compiler[0]]
+        chosen = [] if os.environ.get("NVCC_CCBIN") or host_choice(flags) else ["-ccbin", compiler[-1]]
         return [
             *(self.nvcc, *chosen, *self.flags, *host),
             *("--generate-dependencies-with-compile", "--dependency-output", dependencies),
@@ -77,7 +77,7 @@ class Toolkit:
         return [f"-L{folder}", "-lcudart"]
 
 
-def find_toolkit(root: Root, cuda_cflags: tuple[str, ...]) -> Toolkit:
+def find_toolkit(root: Root, cuda_cflags: list[str]) -> Toolkit:
     """The toolkit for a spec with CUDA sources.
 
     Raises:
@@ -101,21 +101,56 @@ def find_toolkit(root: Root, cuda_cflags: tuple[str, ...]) -> Toolkit:
         said = [line.strip() for line in text.splitlines() if line.strip()]
         remember_lines(root, memory, said, [nvcc])
     # As in torch: whoever passes an architecture to nvcc has chosen, and the list is left out.
-    flags = [] if any("arch" in flag or "gencode" in flag for flag in cuda_cflags) else architectures(root)
-    return Toolkit(nvcc, home, "\n".join(said), flags)
+    choice = [word for word in cuda_cflags if word.startswith(_CHOOSE_ARCHITECTURE)]
+    found = Toolkit(nvcc, home, "\n".join(said), [] if choice else architectures(root))
+    variables = " ".join(os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
+    if choice and _asks_for_native([*cuda_cflags, *variables.split()]):
+        found.items.append(("cuda native", " ".join(_devices_or_error(root))))
+    host = host_choice(cuda_cflags) or os.environ.get("NVCC_CCBIN")
+    if host:
+        other = find_host_compiler(root, host)
+        found.items.append(("cuda host compiler", f"{' '.join(other.programs)}\n{other.target}\n{other.version}"))
+    return found
+
+
+_CHOOSE_ARCHITECTURE = ("-arch", "--gpu-architecture", "-gencode", "--generate-code")
+
+
+def _asks_for_native(flags: list[str]) -> bool:
+    """Whether nvcc is told to compile for the GPUs that it sees."""
+    pairs = zip(flags, [*flags[1:], ""], strict=True)
+    names = ("-arch", "--gpu-architecture")
+    return any(
+        flag in [f"{name}=native" for name in names] or (flag in names and after == "native") for flag, after in pairs
+    )
+
+
+def host_choice(flags: list[str]) -> str | None:
+    """The host compiler that ``-ccbin`` names, or None."""
+    chosen = None
+    for flag, after in zip(flags, [*flags[1:], ""], strict=True):
+        option, equals, value = flag.partition("=")
+        if option in ("-ccbin", "--compiler-bindir"):
+            chosen = value if equals else after
+    return chosen
 
 
 def architectures(root: Root) -> list[str]:
     """``-gencode`` flags for TORCH_CUDA_ARCH_LIST, or for this node's GPUs."""
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if not wanted or wanted == "native":
-        wanted = " ".join(_devices(root))
-        if not wanted:
-            raise ToolchainError(
-                "This node has no GPU to compile for, and no architecture is named. Set TORCH_CUDA_ARCH_LIST, "
-                "for example TORCH_CUDA_ARCH_LIST='8.0 9.0', to build for the GPUs that the job will have."
-            )
+        wanted = " ".join(_devices_or_error(root))
     return gencode_flags(wanted)
+
+
+def _devices_or_error(root: Root) -> list[str]:
+    found = _devices(root)
+    if not found:
+        raise ToolchainError(
+            "This node has no GPU to compile for, and no architecture is named. Set TORCH_CUDA_ARCH_LIST, "
+            "for example TORCH_CUDA_ARCH_LIST='8.0 9.0', to build for the GPUs that the job will have."
+        )
+    return found
 
 
 def gencode_flags(wanted: str) -> list[str]:
@@ -168,21 +203,28 @@ def _devices(root: Root) -> list[str]:
 
     from nodecache.node import node
 
-    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
+    nodes = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") or name == "dxg")
+    if not nodes:
         return []
-    memory = root.at("tools", digest_items([("devices", node().boot_id)]))
+    # Containers of one node may have been given different GPUs; the names of their device files differ.
+    memory = root.at("tools", digest_items([("devices", f"{node().boot_id} {' '.join(nodes)}")]))
     said = recall_lines(memory)
     if said is None:
         environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _QUESTION],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _QUESTION],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=60,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ToolchainError(
+                "The GPU driver does not answer within a minute. Set TORCH_CUDA_ARCH_LIST, or restart the driver."
+            ) from error
         said = sorted(set(done.stdout.decode("ascii", "replace").split()))
         if said:
             remember_lines(root, memory, said, [])

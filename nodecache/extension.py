@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache.errors import LoadError, SpecError
+from nodecache.errors import LoadError
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
@@ -223,9 +223,10 @@ def _use(spec: Spec, path: str, role: str, key: str, began: float, builder_rank:
 
 def _import_lock(path: str) -> threading.RLock:
     """One lock a file: a lock for all would deadlock with the import system's own."""
-    import threading
+    # threading, and what it imports, would cost a hit more than all the rest.
+    from _thread import RLock
 
-    return _importing.setdefault(path, threading.RLock())
+    return _importing.setdefault(path, RLock())
 
 
 def _renew_locks() -> None:
@@ -237,13 +238,13 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _import(name: str, path: str) -> ModuleType:
-    from importlib.machinery import ExtensionFileLoader
-    from importlib.util import module_from_spec, spec_from_file_location
+    # As importlib does it. The package importlib itself imports warnings, contextlib and more; its frozen core is here.
+    from _frozen_importlib import ModuleSpec, module_from_spec
+    from _frozen_importlib_external import ExtensionFileLoader
 
     loader = ExtensionFileLoader(name, path)
-    found = spec_from_file_location(name, path, loader=loader)
-    if found is None:
-        raise SpecError(f"{path} cannot be a module. This is a bug in nodecache.")
+    found = ModuleSpec(name, loader, origin=path)
+    found.has_location = True
     try:
         module = module_from_spec(found)
         loader.exec_module(module)

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 
-from nodecache.digest import digest_bytes, digest_file, read_bytes
+from nodecache.digest import digest_bytes, digest_file, read_own
 from nodecache.entry import MANIFEST, Entry, entry_path
 from nodecache.errors import RootError
 from nodecache.inputs import Inputs
@@ -21,70 +21,114 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.inputs import Eyes
 
-_HEAD = "nodecache-index 1"
+_HEAD = "nodecache-index 2"
+KEEP = 32
+"""Keys that a recipe's index remembers; with more states of the headers than this, the oldest is built again."""
+
+
+class Record:
+    """One key's file in the index.
+
+    Attributes:
+        name: the file's name: when it was added, and the key.
+        inputs: what the build read.
+        outputs: per file of the entry its digest, size in bytes, ``mtime.inode`` and name.
+    """
+
+    __slots__ = ("inputs", "name", "outputs")
+
+    def __init__(self, name: str, inputs: Inputs, outputs: list[tuple[str, int, str, str]]) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+
+    @property
+    def key(self) -> str:
+        """The entry's key."""
+        return self.name.partition("-")[2]
 
 
 def look(root: Root, recipe: str, eyes: Eyes) -> Entry | None:
     """The sound entry whose inputs are as they are now, or None.
 
-    Reads only. A damaged index file, or entry, is as good as none.
+    Writes only to remember what digests have shown. A damaged index file, or entry, is as good as none.
     """
-    folder = root.at("recipes", recipe)
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return None
-    for name in sorted(names, reverse=True):  # newest first
-        if name.endswith(".tmp"):
+    for name in _names(root, recipe):
+        record = read(root, recipe, name)
+        if record is None:
             continue
-        lines = _read(f"{folder}/{name}")
-        if lines is None:
+        folders = eyes.same(record.inputs)
+        if folders is None:
             continue
-        inputs = Inputs.parse(lines)
-        same, guarded = eyes.same(inputs)
-        if not same:
-            continue
-        key = name.partition("-")[2]
-        sound, fresh = _outputs(root, key, lines)
+        sound, fresh = _outputs(root, record)
         if not sound:
             continue
-        if not (guarded and fresh):
-            _refresh(root, recipe, name, key, inputs, lines)
-        return Entry(key, entry_path(root, key))
+        if folders or not fresh:
+            _refresh(root, recipe, record, folders)
+        return Entry(record.key, entry_path(root, record.key))
     return None
 
 
-def _read(path: str) -> list[str] | None:
-    """The lines of an index file; None when it is gone, damaged, or from a version that is not known."""
+def records(root: Root, recipe: str) -> list[Record]:
+    """All that can be read of a recipe's index, newest first."""
+    return [record for name in _names(root, recipe) if (record := read(root, recipe, name)) is not None]
+
+
+def _names(root: Root, recipe: str) -> list[str]:
+    """Names of a recipe's index files, newest first."""
     try:
-        head, check, body = read_bytes(path).decode("utf-8", "surrogateescape").split("\n", 2)
+        names = os.listdir(root.at("recipes", recipe))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((name for name in names if not name.endswith(".tmp")), reverse=True)
+
+
+def read(root: Root, recipe: str, name: str) -> Record | None:
+    """An index file; None when it is gone, damaged, or from a version that is not known."""
+    try:
+        text = read_own(root.at("recipes", recipe, name)).decode("utf-8", "surrogateescape")
+        head, check, body = text.split("\n", 2)
         if head != _HEAD or check != digest_bytes(body.encode("utf-8", "surrogateescape")):
             return None
+        return parse(name, body)
     except (OSError, ValueError):
         return None
-    return body.split("\n")
 
 
-def _outputs(root: Root, key: str, lines: list[str]) -> tuple[bool, bool]:
+def parse(name: str, body: str) -> Record:
+    """The inverse of what :func:`add` writes.
+
+    Raises:
+        ValueError: it is none, or does not speak of a manifest.
+    """
+    lines = body.split("\n")
+    outputs = []
+    for line in lines:
+        if line.startswith("out\t"):
+            _, digest, size, print_, file = line.split("\t", 4)
+            outputs.append((digest, int(size), print_, file))
+    if not any(file == MANIFEST for _, _, _, file in outputs):
+        raise ValueError("no manifest")
+    return Record(name, Inputs.parse(lines), outputs)
+
+
+def _outputs(root: Root, record: Record) -> tuple[bool, bool]:
     """Whether an entry's files are as published, and whether that showed without digests."""
     fresh = True
-    folder = entry_path(root, key)
-    owner = os.geteuid()
-    for line in lines:
-        if not line.startswith("out\t"):
-            continue
-        _, digest, size, print_, name = line.split("\t")
-        path = f"{folder}/{name}"
-        try:
-            status = os.stat(path, follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != int(size) or status.st_uid != owner:
+    folder = entry_path(root, record.key)
+    owners = (os.geteuid(), 0)
+    try:
+        for digest, size, print_, name in record.outputs:
+            path = f"{folder}/{name}"
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size or status.st_uid not in owners:
                 return False, False
             if print_ != f"{status.st_mtime_ns}.{status.st_ino}":
                 fresh = False
                 if digest_file(path) != digest:
                     return False, False
-        except (OSError, ValueError):
-            return False, False
+    except OSError:
+        return False, False
     return True, fresh
 
 
@@ -92,17 +136,20 @@ def add(root: Root, recipe: str, entry: Entry, inputs: Inputs, files: dict[str, 
     """Add a published entry.
 
     Args:
+        root, recipe, entry: what was published, and for which recipe.
+        inputs: what its build read.
         files: the manifest's ``files``.
     """
     outputs = [(name, str(said["digest"])) for name, said in files.items()]
     outputs.append((MANIFEST, digest_file(entry.file(MANIFEST))))
     # The time is only an order to look in.
     _write(root, recipe, f"{time.time_ns():020d}-{entry.key}", entry.key, inputs, outputs)
-    folder = root.at("recipes", recipe)
-    newest = max(name for name in os.listdir(folder) if name.endswith(f"-{entry.key}"))
-    for name in os.listdir(folder):
-        if name.endswith(f"-{entry.key}") and name != newest:
-            _drop(f"{folder}/{name}")
+    seen: set[str] = set()
+    for name in _names(root, recipe):
+        key = name.partition("-")[2]
+        if key in seen or len(seen) >= KEEP:
+            _drop(root.at("recipes", recipe, name))
+        seen.add(key)
 
 
 def _drop(path: str) -> None:
@@ -112,23 +159,25 @@ def _drop(path: str) -> None:
         pass
 
 
-def _refresh(root: Root, recipe: str, name: str, key: str, inputs: Inputs, lines: list[str]) -> None:
+def _refresh(root: Root, recipe: str, record: Record, folders: list[tuple[str, int]]) -> None:
     """Write down what the digests have shown, so that the next look need not compute them."""
-    inputs.folders = [(folder, os.stat(folder).st_mtime_ns) for folder, _ in inputs.folders if os.path.isdir(folder)]
-    outputs = [(line.split("\t")[4], line.split("\t")[1]) for line in lines if line.startswith("out\t")]
+    if folders:
+        record.inputs.folders = folders
+    outputs = [(name, digest) for digest, _, _, name in record.outputs]
     try:
-        _write(root, recipe, name, key, inputs, outputs)
+        _write(root, recipe, record.name, record.key, record.inputs, outputs)
     except (OSError, RootError) as error:  # a root that is full or read-only still serves hits
         import logging
 
-        logging.getLogger("nodecache").debug("the index of %s was not refreshed: %s", key, error)
+        logging.getLogger("nodecache").debug("the index of %s was not refreshed: %s", record.key, error)
 
 
 def _write(root: Root, recipe: str, name: str, key: str, inputs: Inputs, outputs: list[tuple[str, str]]) -> None:
-    lines = inputs.lines()
+    lines = []
     for file, digest in outputs:
-        status = os.stat(f"{entry_path(root, key)}/{file}")
+        status = os.lstat(f"{entry_path(root, key)}/{file}")
         lines.append(f"out\t{digest}\t{status.st_size}\t{status.st_mtime_ns}.{status.st_ino}\t{file}")
+    lines += inputs.lines()
     raw = "\n".join(lines).encode("utf-8", "surrogateescape")
     folder = root.at("recipes", recipe)
     make_folder(root, folder)

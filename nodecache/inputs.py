@@ -4,9 +4,12 @@ The compiler's own dependency output tells; the sorts are:
 
 - *file*: a header or linked file of the user's. Its content counts, and is read again at every look.
 - *shadow*: a path at which a file would be found before the one that was. It must still be absent.
+- *veil*: names that would hide a system's or package's header, were they in an include folder of the user's. They must
+  still be absent; the folder is only listed where its time has changed.
 - *package*: torch, pybind11 or the CUDA toolkit, covered by its identity.
-- *system*: everything below the folders that the compiler searches by itself, such as ``/usr/include``. Contents count,
-  but they are only read where one of their folders has changed since the last look.
+- *system*: everything below the folders that the compiler searches by itself, such as ``/usr/include`` (not
+  ``/usr/local``, where people put headers of their own). Contents count, but they are only read where one of their
+  folders has changed since the last look.
 - the compiler's and Python's own headers are covered by the recipe.
 
 Where a file lies is said relative to the recipe's numbered roots, so the same inputs in another checkout are the same.
@@ -15,6 +18,7 @@ Where a file lies is said relative to the recipe's numbered roots, so the same i
 from __future__ import annotations
 
 import os
+import stat
 
 from nodecache.digest import digest_file, digest_items
 from nodecache.packages import COVERED, identity, locate
@@ -23,6 +27,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.recipe import Recipe
 
+_LOCAL = "/usr/local"
+LIBRARIES = 1000
+"""Rank from which a root is a folder of libraries; below it, one of headers, in the order of search."""
+
 
 class Inputs:
     """What one build read.
@@ -30,16 +38,18 @@ class Inputs:
     Attributes:
         files: ``(place, digest)``; a place is ``<root number>:<relative path>`` or an absolute path.
         shadows: places that must be absent.
+        veils: ``(root number, mtime in ns, names)`` that must be absent from a root.
         packages: ``(name, identity)``.
         system: ``(absolute path, digest)``.
         folders: ``(absolute path, mtime in ns)`` of the folders of ``system``: a guard, not part of the key.
     """
 
-    __slots__ = ("files", "folders", "packages", "shadows", "system")
+    __slots__ = ("files", "folders", "packages", "shadows", "system", "veils")
 
     def __init__(self) -> None:
         self.files: list[tuple[str, str]] = []
         self.shadows: list[str] = []
+        self.veils: list[tuple[int, int, list[str]]] = []
         self.packages: list[tuple[str, str]] = []
         self.system: list[tuple[str, str]] = []
         self.folders: list[tuple[str, int]] = []
@@ -56,6 +66,7 @@ class Inputs:
         return [
             *(f"file\t{digest}\t{_quote(place)}" for place, digest in self.files),
             *(f"shadow\t{_quote(place)}" for place in self.shadows),
+            *(f"veil\t{number} {mtime}\t{_quote('/'.join(names))}" for number, mtime, names in self.veils),
             *(f"package\t{digest}\t{name}" for name, digest in self.packages),
             *(f"system\t{digest}\t{_quote(path)}" for path, digest in self.system),
             *(f"folder\t{mtime}\t{_quote(path)}" for path, mtime in self.folders),
@@ -63,19 +74,26 @@ class Inputs:
 
     @classmethod
     def parse(cls, lines: list[str]) -> Inputs:
-        """The inverse of :meth:`lines`; lines of other sorts are left out."""
+        """The inverse of :meth:`lines`; lines of other sorts are left out.
+
+        Raises:
+            ValueError: a number is none.
+        """
         found = cls()
         for line in lines:
             sort, _, rest = line.partition("\t")
             first, _, second = rest.partition("\t")
-            if sort == "file":
+            if sort == "system":  # by far the most
+                found.system.append((_unquote(second), first))
+            elif sort == "file":
                 found.files.append((_unquote(second), first))
             elif sort == "shadow":
                 found.shadows.append(_unquote(first))
+            elif sort == "veil":
+                number, _, mtime = first.partition(" ")
+                found.veils.append((int(number), int(mtime), _unquote(second).split("/")))
             elif sort == "package":
                 found.packages.append((second, first))
-            elif sort == "system":
-                found.system.append((_unquote(second), first))
             elif sort == "folder":
                 found.folders.append((_unquote(second), int(first)))
         return found
@@ -93,12 +111,19 @@ class Eyes:
     def forget(self) -> None:
         """Before another look, some time later."""
         self._digests.clear()
+        self._identities.clear()
         self._gone.clear()
 
     def path(self, place: str) -> str:
-        """Where a place is in this call."""
-        number, colon, relative = place.partition(":")
-        return os.path.join(self._roots[int(number)], relative) if colon and number.isdigit() else place
+        """Where a place is in this call.
+
+        Raises:
+            IndexError: there are fewer roots than then, so it is not the same recipe after all.
+        """
+        if place[:1] == "/":
+            return place
+        number, _, relative = place.partition(":")
+        return os.path.join(self._roots[int(number)], relative)
 
     def digest(self, path: str) -> str:
         """A file's digest; empty when it cannot be read."""
@@ -128,20 +153,32 @@ class Eyes:
             self._gone.add(parent)
         return True
 
-    def same(self, inputs: Inputs) -> tuple[bool, bool]:
-        """Whether these inputs are unchanged, and whether their guards are."""
+    def _is_clear(self, folder: str, mtime: int, names: list[str]) -> bool:
+        if _mtime(folder) == mtime:
+            return True
+        try:
+            return set(names).isdisjoint(os.listdir(folder))
+        except OSError:  # gone, and nothing in it
+            return True
+
+    def same(self, inputs: Inputs) -> list[tuple[str, int]] | None:
+        """Whether these inputs are unchanged: None, or what of their guards is to be written down anew."""
         try:
             if any(self.digest(self.path(place)) != digest for place, digest in inputs.files):
-                return False, False
+                return None
             if not all(self._is_gone(self.path(place)) for place in inputs.shadows):
-                return False, False
-        except IndexError:  # fewer roots than then: not the same recipe after all
-            return False, False
-        if any(self.identity(name) != token for name, token in inputs.packages):
-            return False, False
-        if all(_mtime(folder) == mtime for folder, mtime in inputs.folders):
-            return True, True
-        return all(self.digest(path) == digest for path, digest in inputs.system), False
+                return None
+            if not all(self._is_clear(self._roots[number], mtime, names) for number, mtime, names in inputs.veils):
+                return None
+            if any(self.identity(name) != token for name, token in inputs.packages):
+                return None
+            # Before the digests, so that what changes in between shows at the next look.
+            folders = [(folder, _mtime(folder)) for folder, _ in inputs.folders]
+            if folders == inputs.folders:
+                return []
+            return folders if all(self.digest(path) == digest for path, digest in inputs.system) else None
+        except (IndexError, ValueError):
+            return None
 
 
 def _mtime(folder: str) -> int:
@@ -151,16 +188,20 @@ def _mtime(folder: str) -> int:
         return -1
 
 
-def learn(recipe: Recipe, read: list[str], private: str) -> tuple[Inputs, list[str]]:
+def learn(
+    recipe: Recipe, read: list[str], linked: list[str], private: list[str], began: int
+) -> tuple[Inputs, str | None]:
     """Sort what the tools read.
 
     Args:
         recipe: the recipe that was built.
-        read: absolute paths that the compilers and the linker read.
-        private: the build's own folder; what lies below it does not count.
+        read: absolute paths that the compilers read, as they spell them.
+        linked: absolute paths that the linker read.
+        private: the build's own folders; what lies below them does not count.
+        began: file time at which the tools began, in ns since the epoch.
 
     Returns:
-        The inputs, and the paths of those whose contents count.
+        The inputs; and what of them changed after ``began``, as a sentence's beginning, or None.
     """
     import sysconfig
 
@@ -168,36 +209,99 @@ def learn(recipe: Recipe, read: list[str], private: str) -> tuple[Inputs, list[s
     python = {os.path.realpath(sysconfig.get_path(name)) for name in ("include", "platinclude")}
     own = [*recipe.compiler.own, *python]
     system = [*recipe.compiler.system, "/usr/include", "/usr/lib", "/usr/lib64", "/lib", "/lib64"]
-    roots = sorted(range(len(recipe.roots)), key=lambda number: -len(recipe.roots[number]))
+    searched = [*own, *system, *(f"{folder}/include" for folder in packages.values())]
     found = Inputs()
     used: set[str] = set()
-    counted: list[str] = []
-    for path in sorted(set(read)):
-        if _below(path, [private]):
-            continue
+    names: set[str] = set()  # first parts of the names by which headers outside the roots were asked for
+    folders: dict[str, int] = {}
+    changed: str | None = None
+    for path in sorted({*read, *linked}):
         real = os.path.realpath(path)
+        if _below(real, private) or real.startswith("/dev/"):
+            continue
         package = next((name for name, folder in packages.items() if _below(real, [folder])), None)
+        if path not in linked:
+            within = max((folder for folder in searched if _below(real, [folder])), key=len, default=None)
+            names.update([] if within is None else [real[len(within) :].strip("/").partition("/")[0]])
         if package is not None:
             used.add(package)
-        elif _below(real, own) or real.startswith("/dev/"):
             continue
-        elif _below(real, system):
-            found.system.append((real, digest_file(real)))
-        else:
-            counted.append(path)
-            root = next((number for number in roots if _below(path, [recipe.roots[number]])), None)
-            relative = path if root is None else os.path.relpath(path, recipe.roots[root])
-            found.files.append((path if root is None else f"{root}:{relative}", digest_file(path)))
-            if root is not None:
-                found.shadows += [
-                    f"{earlier}:{relative}"
-                    for earlier in range(root)
-                    if not os.path.lexists(os.path.join(recipe.roots[earlier], relative))
-                ]
+        if _below(real, own):
+            continue
+        try:
+            if _is_as_new(path, began):
+                changed = f"{path} changed"
+            if _below(real, system) and not _below(real, [_LOCAL]):
+                folders.setdefault(os.path.dirname(real), _mtime(os.path.dirname(real)))
+                found.system.append((real, digest_file(real)))
+                continue
+            place, before = _place(recipe, path, linked=path in linked)
+            found.files.append((place, digest_file(path)))
+        except OSError:
+            changed = f"{path} vanished"
+            continue
+        for shadow in before:
+            spot = Eyes(recipe.roots).path(shadow)
+            if not os.path.lexists(spot):
+                found.shadows.append(shadow)
+            elif _is_as_new(spot, began):
+                changed = f"{spot} appeared"
+    found.veils, late = _veils(recipe, names, began)
     found.packages = [(name, identity(name)) for name in sorted(used)]
     found.system = sorted(set(found.system))
-    found.folders = [(folder, _mtime(folder)) for folder in sorted({os.path.dirname(path) for path, _ in found.system})]
-    return found, counted
+    found.folders = sorted(folders.items())
+    return found, changed or late
+
+
+def _veils(recipe: Recipe, names: set[str], began: int) -> tuple[list[tuple[int, int, list[str]]], str | None]:
+    """For each include folder the names that it must not get; and what it got since the build began."""
+    found = []
+    late: str | None = None
+    for number, (low, _) in enumerate(recipe.ranks):
+        folder = recipe.roots[number]
+        if low >= LIBRARIES or not names:
+            continue
+        mtime = _mtime(folder)
+        there = names & set(os.listdir(folder)) if os.path.isdir(folder) else set()
+        for name in there:
+            if _is_as_new(os.path.join(folder, name), began):
+                late = f"{folder}/{name} appeared"
+        found.append((number, mtime, sorted(names - there)))
+    return found, late
+
+
+def _place(recipe: Recipe, path: str, *, linked: bool) -> tuple[str, list[str]]:
+    """How the key says a path, and the places where the same name would have been found before it."""
+    within = [number for number, root in enumerate(recipe.roots) if _below(path, [root])]
+    if not within:
+        return path, []
+    number = max(within, key=lambda number: len(recipe.roots[number]))
+    # As the compiler spells it: "../x.h" below a root stays relative to it, and ".." after a link means what it meant.
+    relative = path[len(recipe.roots[number].rstrip("/")) + 1 :]
+    _, mine = recipe.ranks[number]
+    if not linked:
+        before = [other for other, (low, _) in enumerate(recipe.ranks) if other != number and low < mine]
+        return f"{number}:{relative}", [f"{other}:{relative}" for other in before]
+    before = [other for other, (_, high) in enumerate(recipe.ranks) if LIBRARIES <= high < mine]
+    shadows = [f"{other}:{relative}" for other in before]
+    if relative.endswith(".a"):
+        shadows += [f"{other}:{relative[:-2]}.so" for other in (number, *before)]
+    return f"{number}:{relative}", shadows
+
+
+def _is_as_new(path: str, began: int) -> bool:
+    """Whether a file, or a link on the way to it, changed at or after a file time."""
+    status = os.stat(path)
+    # A file system that keeps whole seconds cannot tell within the one in which the build began.
+    whole = status.st_ctime_ns % 10**9 == 0
+    if status.st_ctime_ns >= (began - began % 10**9 if whole else began):
+        return True
+    while len(path) > 1:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) and status.st_ctime_ns >= began:
+            return True
+        path = os.path.dirname(path)
+    return False
 
 
 def _below(path: str, folders: list[str]) -> bool:
@@ -205,36 +309,64 @@ def _below(path: str, folders: list[str]) -> bool:
 
 
 def _quote(path: str) -> str:
-    return path.replace("%", "%25").replace("\n", "%0A").replace("\t", "%09")
+    return path.replace("%", "%25").replace("\n", "%0A").replace("\t", "%09").replace("\r", "%0D")
 
 
 def _unquote(path: str) -> str:
-    return path.replace("%09", "\t").replace("%0A", "\n").replace("%25", "%")
+    if "%" not in path:
+        return path
+    return path.replace("%0D", "\r").replace("%09", "\t").replace("%0A", "\n").replace("%25", "%")
 
 
 def parse_dependencies(text: str) -> list[str]:
-    """Prerequisites in a dependency file as compilers and linkers write it.
+    """Prerequisites in a dependency file as compilers and assemblers write it.
 
-    Source: GNU make's syntax as GCC's ``-MD`` writes it: a backslash ends a line that goes on, or stands before a space
-    or a hash of the name; a dollar is doubled.
+    Source: GNU make's syntax as GCC's ``-MD`` writes it: a backslash ends a line that goes on; a space or tab of the
+    name has a backslash before it, and backslashes before that are doubled; a hash has one backslash; a dollar is
+    doubled.
     """
     found: list[str] = []
-    for rule in text.replace("\\\n", " ").splitlines():
+    for rule in text.replace("\\\n", " ").split("\n"):
         _, colon, rest = rule.partition(": ")
         if not colon:
             continue
-        word = ""
-        characters = iter(rest + " ")
-        for character in characters:
+        word, slashes, dollar = "", 0, False
+        for character in f"{rest} ":
             if character == "\\":
-                following = next(characters)
-                word += following if following in " #\\:" else character + following
-            elif character == "$":
-                word += next(characters)
-            elif character.isspace():
+                slashes += 1
+                continue
+            blank = character.isspace()
+            if slashes:
+                escaped = (blank and slashes % 2 == 1) or character == "#"
+                word += "\\" * (slashes // 2 if blank else slashes - escaped)
+                slashes = 0
+                if escaped:
+                    word += character
+                    continue
+            if blank:
                 if word:
                     found.append(word)
                 word = ""
+            elif character == "$" and not dollar:
+                dollar = True
+                continue
             else:
                 word += character
+            dollar = False
+    return found
+
+
+def parse_link_dependencies(text: str, folder: str) -> list[str]:
+    """Prerequisites in a dependency file as linkers write it, as absolute paths; the linker ran in ``folder``.
+
+    Source: GNU ld and gold write one name a line, as it is; lld does the same and escapes as make wants it.
+    """
+    found = []
+    for line in text.split("\n\n", 1)[0].split("\n")[1:]:
+        name = line.strip().removesuffix("\\").rstrip(" ")
+        if not name:
+            continue
+        if not os.path.exists(os.path.join(folder, name)) and ("\\" in name or "$$" in name):
+            name = (parse_dependencies(f": {name}") or [name])[0]
+        found.append(os.path.join(folder, name))
     return found

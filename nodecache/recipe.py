@@ -11,7 +11,9 @@ import os
 import sys
 
 from nodecache.compiler import find_compiler
-from nodecache.digest import digest_bytes, digest_items, read_bytes
+from nodecache.digest import digest_file, digest_items, read_bytes
+from nodecache.errors import SpecError
+from nodecache.inputs import LIBRARIES
 from nodecache.packages import identity
 from nodecache.spec import split_words
 
@@ -20,25 +22,49 @@ if TYPE_CHECKING:
     from nodecache.root import Root
     from nodecache.spec import Spec
 
-FORMAT = "1"
+FORMAT = "2"
 # Read by compilers, linkers and nvcc without showing in any command line.
 ENVIRONMENT = (
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH",
     "GCC_EXEC_PREFIX",
-    "COMPILER_PATH",
     "CCC_OVERRIDE_OPTIONS",
     "LD_RUN_PATH",
     "SOURCE_DATE_EPOCH",
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "NVCC_CCBIN",
+    "CRAY_CPU_TARGET",
+    "CRAYPE_LINK_TYPE",
 )
+# The same, of folders; the number is the rank of headers found there.
+SEARCHED = {
+    "CPATH": 200,
+    "C_INCLUDE_PATH": 400,
+    "CPLUS_INCLUDE_PATH": 400,
+    "COMPILER_PATH": None,
+    "LIBRARY_PATH": LIBRARIES + 500,
+}
 _NATIVE = ("-march=native", "-mtune=native", "-mcpu=native")
-_INCLUDE_OPTIONS = ("-isystem", "-iquote", "-idirafter", "-I")
+# Options with a folder, joined or as the next word, and its rank: the order in which GCC searches.
+_FOLDER_OPTIONS = {
+    "-iquote": 0,
+    "-isystem": 300,
+    "-idirafter": 500,
+    "-I": 100,
+    "-L": LIBRARIES,
+    "-B": None,
+    "-isysroot": None,
+    "--sysroot=": None,
+}
 _FILE_OPTIONS = ("-include", "-imacros", "-T")
+# Options whose next word is no file, whatever lies in the working folder.
+_WORD_OPTIONS = frozenset(
+    (
+        *("-D", "-U", "-A", "-x", "-u", "-z", "-l", "-e", "-G", "-target", "-arch", "-o", "-MF", "-MT", "-MQ"),
+        *("--param", "-Xclang", "-Xassembler", "-Xpreprocessor", "-Xptxas", "-Xcompiler", "-std", "-gencode", "-code"),
+        *("-ccbin", "--compiler-bindir", "--gpu-architecture", "--gpu-code", "--generate-code"),
+    )
+)
+_RESPONSE_DEPTH = 10
 
 
 class Recipe:
@@ -48,35 +74,56 @@ class Recipe:
         key: digest of ``items``.
         items: named values, in a fixed order.
         compiler: who compiles it.
+        command: how it is called, with the flags that CXX brings along.
         roots: numbered folders: the sources' own first, then include and library paths.
+        ranks: per root the first and the last place in the compiler's order of search that it has.
         cflags, cuda_cflags, ldflags: complete, with absolute paths, as the tools get them.
-        linked: files that the link flags name.
+        environment: variables that name folders, with absolute paths, as the tools get them.
+        linked: files that the flags name.
         cuda: CUDA toolkit and GPU architecture flags, or None.
     """
 
-    __slots__ = ("cflags", "compiler", "cuda", "cuda_cflags", "items", "key", "ldflags", "linked", "roots")
+    __slots__ = (
+        "cflags",
+        "command",
+        "compiler",
+        "cuda",
+        "cuda_cflags",
+        "environment",
+        "items",
+        "key",
+        "ldflags",
+        "linked",
+        "ranks",
+        "roots",
+    )
 
     def __init__(self, root: Root, spec: Spec) -> None:
         self.roots: list[str] = []
+        self.ranks: list[tuple[int, int]] = []
         self.linked: list[str] = []
         cflags, ldflags = list(spec.cflags), list(spec.ldflags)
         if spec.environment_flags:
             cflags = [*split_words(os.environ.get("CXXFLAGS", "")), *cflags]
             ldflags = [*split_words(os.environ.get("LDFLAGS", "")), *ldflags]
+        cflags, ldflags = _unfold(cflags), _unfold(ldflags)
+        cuda_cflags = _unfold(list(spec.cuda_cflags)) if spec.cuda else []
         self.compiler = find_compiler(root, _chosen_linker(ldflags))
         sources = [
             (
                 f"source {number}",
-                f"{self._root_number(os.path.dirname(source.path))}/{os.path.basename(source.path)} {source.digest}",
+                f"{self._place(os.path.dirname(source.path), 0)[1]}/{os.path.basename(source.path)} {source.digest}",
             )
             for number, source in enumerate(spec.sources)
         ]
         includes = [f"-I{path}" for path in spec.include_paths]
+        words, said_words = self._flags(self.compiler.words)
+        self.command = [*self.compiler.command, *words]
         self.cflags, said_cflags = self._flags([*spec.base_flags, *includes, *cflags])
-        self.cuda_cflags, said_cuda = self._flags(
-            [*spec.base_flags[1:], *includes, *spec.cuda_cflags] if spec.cuda else []
-        )
+        self.cuda_cflags, said_cuda = self._flags([*spec.base_flags[1:], *includes, *cuda_cflags] if spec.cuda else [])
         self.ldflags, said_ldflags = self._flags(ldflags)
+        self.environment: dict[str, str] = {}
+        searched = [self._folders(name) for name in SEARCHED if os.environ.get(name)]
         self.cuda = None
         self.items = [
             ("format", FORMAT),
@@ -87,52 +134,53 @@ class Recipe:
             ("c library", _c_library()),
             ("compiler", self.compiler.version),
             ("compiler path", " ".join(self.compiler.programs)),
+            ("compiler flags", "\n".join(said_words)),
             ("target", self.compiler.target),
             ("linker", self.compiler.linker),
             *sources,
             ("cflags", "\n".join(said_cflags)),
             ("ldflags", "\n".join(said_ldflags)),
+            *searched,
             *((f"env {name}", os.environ[name]) for name in ENVIRONMENT if name in os.environ),
             *((f"framework {name}", identity(name)) for name in spec.frameworks if name != "pybind11"),
+            *((f"file {os.path.basename(path)}", _digest(path)) for path in self.linked),
         ]
-        text = " ".join(self._everything(cflags, ldflags, spec))
-        if any(flag in text for flag in _NATIVE):
+        everything = " ".join(
+            [
+                *(*words, *self.cflags, *self.ldflags, *self.cuda_cflags),
+                *(os.environ.get(name, "") for name in ENVIRONMENT),
+            ]
+        )
+        if any(flag in everything for flag in _NATIVE):
             self.items.append(("cpu", cpu_features()))
         if spec.cuda:
             from nodecache.cuda import find_toolkit
 
-            self.cuda = find_toolkit(root, spec.cuda_cflags)
+            self.cuda = find_toolkit(root, cuda_cflags)
             self.items += [("cuda cflags", "\n".join(said_cuda)), *self.cuda.items]
         self.key = digest_items(self.items)
 
-    def _everything(self, cflags: list[str], ldflags: list[str], spec: Spec) -> list[str]:
-        """All text that could ask for the building machine's own CPU, response files included."""
-        text = [
-            *spec.base_flags,
-            *cflags,
-            *ldflags,
-            *spec.cuda_cflags,
-            *(os.environ.get(name, "") for name in ENVIRONMENT),
-        ]
-        for flag in text[:]:
-            if flag.startswith("@") and os.path.isfile(flag[1:]):
-                content = read_bytes(flag[1:])
-                self.items.append((f"response file {os.path.basename(flag)}", digest_bytes(content)))
-                text.append(content.decode("utf-8", "replace"))
-        return text
-
-    def _root_number(self, folder: str) -> int:
-        if folder not in self.roots:
-            self.roots.append(folder)
-        return self.roots.index(folder)
-
-    def _place(self, path: str) -> tuple[str, str]:
+    def _place(self, path: str, rank: int | None) -> tuple[str, str]:
         """An absolute folder, and how the key says it."""
         path = os.path.abspath(path)
-        # The compiler cannot map a path with '=' in it, so there the path itself would reach the binary.
-        if "=" in path:
+        # Not every compiler can map a path with '=' in it, so there the path itself may reach the binary. What no
+        # header or library is searched in by its name (a rank of None) is not numbered either.
+        if "=" in path or rank is None:
             return path, path
-        return path, f"{{root {self._root_number(path)}}}"
+        rank += len(self.roots)
+        if path not in self.roots:
+            self.roots.append(path)
+            self.ranks.append((rank, rank))
+        number = self.roots.index(path)
+        low, high = self.ranks[number]
+        self.ranks[number] = (min(low, rank), max(high, rank))
+        return path, f"{{root {number}}}"
+
+    def _folders(self, name: str) -> tuple[str, str]:
+        """A variable that lists folders; an empty one is the working folder, which the tools do not share."""
+        places = [self._place(folder, SEARCHED[name]) for folder in os.environ[name].split(":")]
+        self.environment[name] = ":".join(path for path, _ in places)
+        return f"env {name}", ":".join(said for _, said in places)
 
     def _flags(self, flags: list[str]) -> tuple[list[str], list[str]]:
         """Flags with absolute paths, and as the key says them."""
@@ -140,18 +188,25 @@ class Recipe:
         said: list[str] = []
         waiting = iter(flags)
         for flag in waiting:
-            option = next((o for o in (*_INCLUDE_OPTIONS, "-L") if flag.startswith(o)), None)
+            option = next((o for o in _FOLDER_OPTIONS if flag.startswith(o)), None)
             if option is not None:
-                value = flag[len(option) :] or next(waiting, "")
-                path, name = self._place(value)
-                real += [option, path]
+                path, name = self._place(flag[len(option) :] or next(waiting, ""), _FOLDER_OPTIONS[option])
+                real += [f"{option}{path}"] if option[-1] == "=" else [option, path]
                 said += [option, name]
             elif flag in _FILE_OPTIONS:
                 path = next(waiting, "")
                 real += [flag, os.path.abspath(path) if os.path.exists(path) else path]
                 said += [flag, os.path.basename(path)]
-                if flag == "-T":
+                if os.path.isfile(real[-1]):
                     self.linked.append(real[-1])
+            elif flag in _WORD_OPTIONS:
+                word = next(waiting, "")
+                real += [flag, word]
+                said += [flag, word]
+            elif flag == "-Xlinker":
+                one, name = self._linker_word(next(waiting, ""))
+                real += [flag, one]
+                said += [flag, name]
             else:
                 one, name = self._other(flag)
                 real.append(one)
@@ -159,27 +214,56 @@ class Recipe:
         return real, said
 
     def _other(self, flag: str) -> tuple[str, str]:
-        """A flag that is a file, names one after ``-Wl,``, or neither."""
-        if flag.startswith("@"):
-            return "@" + os.path.abspath(flag[1:]), "@" + os.path.basename(flag)
+        """A flag that is a file, names one after ``-Wl,`` or ``=``, or neither."""
         if not flag.startswith("-"):
-            path = os.path.abspath(flag)
-            if os.path.isfile(path):
-                self.linked.append(path)
-                return path, f"{{file {os.path.basename(path)}}}"
-            return flag, flag
-        if flag.startswith("-Wl,") and "rpath" not in flag:
-            words = [self._linker_word(word) for word in flag.split(",")]
+            return self._named("", flag)
+        if flag.startswith("-Wl,"):
+            words: list[tuple[str, str]] = []
+            for word in flag.split(","):
+                after_rpath = words and words[-1][0] in ("-rpath", "--rpath", "-R", "-soname", "-h", "-Map")
+                words.append((word, word) if after_rpath else self._linker_word(word))
             return ",".join(real for real, _ in words), ",".join(said for _, said in words)
+        option, equals, value = flag.partition("=")
+        if equals and ("/" in value or "." in value) and option[:2] not in ("-D", "-U") and "prefix-map" not in option:
+            return self._named(option + equals, value)
         return flag, flag
 
     def _linker_word(self, word: str) -> tuple[str, str]:
         """One word for the linker: ``--version-script=exports.map`` names a file."""
         option, equals, value = word.rpartition("=")
-        if not value or not os.path.isfile(value):
+        if option.lstrip("-") in ("rpath", "soname", "Map", "rpath-link"):
             return word, word
-        self.linked.append(os.path.abspath(value))
-        return f"{option}{equals}{self.linked[-1]}", f"{option}{equals}{{file {os.path.basename(value)}}}"
+        if value.startswith("@"):
+            return self._named(f"{option}{equals}@", value[1:])
+        return self._named(f"{option}{equals}", value)
+
+    def _named(self, before: str, value: str) -> tuple[str, str]:
+        """What may be a file; then its content counts, and where it is does not."""
+        if not value or not os.path.isfile(value):
+            return before + value, before + value
+        path = os.path.abspath(value)
+        self.linked.append(path)
+        return before + path, f"{before}{{file {os.path.basename(path)}}}"
+
+
+def _unfold(flags: list[str], depth: int = 0) -> list[str]:
+    """Flags with response files (``@file``) replaced by what is in them, as the compiler would."""
+    found: list[str] = []
+    for flag in flags:
+        if flag[:1] == "@" and os.path.isfile(flag[1:]):
+            if depth == _RESPONSE_DEPTH:
+                raise SpecError(f"Response file {flag[1:]} includes itself. Correct it.")
+            found += _unfold(split_words(read_bytes(flag[1:]).decode("utf-8", "surrogateescape")), depth + 1)
+        else:
+            found.append(flag)
+    return found
+
+
+def _digest(path: str) -> str:
+    try:
+        return digest_file(path)
+    except OSError as error:
+        raise SpecError(f"{path}, which the flags name, cannot be read: {error.strerror}. Check its rights.") from error
 
 
 def _chosen_linker(ldflags: list[str]) -> str | None:
@@ -224,7 +308,9 @@ def cpu_features() -> str:
         "cpu",
         "isa",
     )
-    block = read_bytes("/proc/cpuinfo").decode("utf-8", "replace").partition("\n\n")[0]
+    # Not the whole file: the kernel asks every processor for its clock while it is read.
+    with open("/proc/cpuinfo", "rb", buffering=0) as file:
+        block = file.read(1 << 14).decode("utf-8", "replace").partition("\n\n")[0]
     found = []
     for line in block.splitlines():
         name, _, value = line.partition(":")

@@ -89,40 +89,58 @@ def open_root(path: str | os.PathLike[str] | None = None) -> Root:
     else:
         source, wanted = "the default", default_root()
     absolute = os.path.abspath(wanted)
-    if "\n" in absolute:
+    if "\n" in absolute or "\0" in absolute:
         raise RootError(f"The root {absolute!r} ({source}) has a line break in its name. Choose another folder.")
-    # A link that the user chose is the user's business; the default name is guessable, so never a link there.
-    place = absolute if source == "the default" else os.path.realpath(absolute)
-    root = Root(place, source)
-    try:
-        status = os.lstat(place)
-    except FileNotFoundError:
-        status = _make(root)
-    except OSError as error:
-        raise _unusable(root, error) from error
-    _check(root, status)
+    root = Root(absolute, source)
+    chain = _chain(absolute)
+    if chain is None or any(stat.S_ISLNK(status.st_mode) for _, status in chain):
+        # A link that the user chose is the user's business; the default name is guessable, so never a link there.
+        parent, name = os.path.split(absolute)
+        if source == "the default":
+            root = Root(os.path.join(os.path.realpath(parent), name), source)
+        else:
+            root = Root(os.path.realpath(absolute), source)
+        _make(root)
+        chain = _chain(root.path)
+        if chain is None:
+            raise RootError(f"The root {root.path} ({source}) keeps vanishing. Stop whatever is removing it.")
+    _check(root, chain)
     return root
 
 
-def _make(root: Root) -> os.stat_result:
-    """Make the root and what it lies in; whoever else is doing the same is welcome."""
-    missing = [root.path]
-    while not os.path.isdir(parent := os.path.dirname(missing[-1])):
-        missing.append(parent)
+def _chain(path: str) -> list[tuple[str, os.stat_result]] | None:
+    """A path's folders from ``/`` down to itself with their status; None where it cannot be followed."""
+    found = [("/", os.lstat("/"))]
+    at = ""
     try:
-        while missing:
-            try:
-                os.mkdir(missing[-1], 0o700)
-            except FileExistsError:
-                pass
-            except FileNotFoundError:  # somebody removed the parent between two steps: begin again
-                return _make(root)
-            missing.pop()
-        return os.lstat(root.path)
-    except FileNotFoundError:
-        return _make(root)
-    except OSError as error:
-        raise _unusable(root, error) from error
+        for part in path.strip("/").split("/"):
+            at = f"{at}/{part}"
+            found.append((at, os.lstat(at)))
+    except OSError:
+        return None
+    return found
+
+
+def _make(root: Root) -> None:
+    """Make the root and what it lies in; whoever else is doing the same is welcome."""
+    for _ in range(100):
+        missing = [root.path]
+        while not os.path.isdir(parent := os.path.dirname(missing[-1])):
+            missing.append(parent)
+        try:
+            while missing:
+                try:
+                    os.mkdir(missing[-1], 0o700)
+                except FileExistsError:
+                    pass
+                missing.pop()
+            os.lstat(root.path)
+        except FileNotFoundError:  # somebody removed the parent between two steps: begin again
+            continue
+        except OSError as error:
+            raise _unusable(root, error) from error
+        return
+    raise RootError(f"The root {root.path} ({root.source}) keeps vanishing. Stop whatever is removing it.")
 
 
 def _unusable(root: Root, error: OSError) -> RootError:
@@ -132,9 +150,10 @@ def _unusable(root: Root, error: OSError) -> RootError:
     )
 
 
-def _check(root: Root, status: os.stat_result) -> None:
+def _check(root: Root, chain: list[tuple[str, os.stat_result]]) -> None:
     """Refuse a root that another user could have written to; tighten one's own."""
     uid = os.geteuid()
+    _, status = chain[-1]
     if stat.S_ISLNK(status.st_mode):
         raise UnsafeRoot(
             f"The root {root.path} is a symbolic link (owner uid {status.st_uid}): somebody could lead you to "
@@ -147,14 +166,10 @@ def _check(root: Root, status: os.stat_result) -> None:
             f"The root {root.path} belongs to uid {status.st_uid}, you are uid {uid}: its code is not yours to load. "
             f"Have its owner or root remove it, or {_set_another()}"
         )
+    for folder, above in chain[:-1]:
+        _check_above(root, folder, above, uid)
     if status.st_mode & 0o077:
         _tighten(root)
-    above = os.path.dirname(root.path)
-    while True:
-        _check_above(root, above, uid)
-        if above == "/":
-            break
-        above = os.path.dirname(above)
 
 
 def _set_another() -> str:
@@ -165,20 +180,35 @@ def _tighten(root: Root) -> None:
     """Take everybody else's rights to one's own root away, and say so."""
     import logging
 
-    fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        status = os.fstat(fd)
-        os.fchmod(fd, 0o700)
-    finally:
-        os.close(fd)
+        fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            _refuse_strangers(root, fd)
+            os.fchmod(fd, 0o700)
+            _refuse_strangers(root, fd)  # who came in between
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _unusable(root, error) from error
     logging.getLogger("nodecache").warning(
         "the root %s was open to others (mode %04o); it is 0700 now", root.path, stat.S_IMODE(status.st_mode)
     )
 
 
-def _check_above(root: Root, folder: str, uid: int) -> None:
+def _refuse_strangers(root: Root, fd: int) -> None:
+    """While a root was open to others, they may have left folders in it that stay theirs."""
+    for name in os.listdir(fd):
+        owner = os.stat(name, dir_fd=fd, follow_symlinks=False).st_uid
+        if owner not in (os.geteuid(), 0):
+            raise UnsafeRoot(
+                f"The root {root.path} was open to others, and {name} in it belongs to uid {owner}. "
+                f"Remove the root (rm -rf {root.path}), or {_set_another()}"
+            )
+
+
+def _check_above(root: Root, folder: str, status: os.stat_result, uid: int) -> None:
     """Nobody but the user and root may be able to rename what lies in ``folder``."""
-    status = os.lstat(folder)
     mode = status.st_mode
     if status.st_uid not in (0, uid) and not (status.st_uid == _OVERFLOW_UID and _inside_user_namespace()):
         raise UnsafeRoot(
@@ -187,12 +217,27 @@ def _check_above(root: Root, folder: str, uid: int) -> None:
         )
     if mode & stat.S_ISVTX:
         return
-    # Group 0 is as trusted as root; a gid equal to the uid is the private group that user tools make.
-    if mode & 0o002 or (mode & 0o020 and status.st_gid not in (0, uid)):
+    if mode & 0o002 or (mode & 0o020 and not _only_mine(status.st_gid, uid)):
         raise UnsafeRoot(
             f"The root {root.path} lies below {folder}, where others may write (mode {stat.S_IMODE(mode):04o}): "
             f"they could swap it for their own code. chmod go-w {folder}, or {_set_another()}"
         )
+
+
+def _only_mine(gid: int, uid: int) -> bool:
+    """Whether a group holds nobody but root, or is the private group that user tools make: same number, same name."""
+    if gid == 0:
+        return True
+    if gid != uid:
+        return False
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def _inside_user_namespace() -> bool:
