@@ -16,13 +16,26 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         Exit status: 0 when all is well; 1 when ``status`` found a dead holder; 2 for a wrong call or an error.
     """
+    given_words = sys.argv[1:] if arguments is None else arguments
+    if given_words[:1] == ["run"] and given_words[1:2] not in ([], ["-h"], ["--help"]):
+        # Before any parsing: what follows is the program's own command line.
+        from nodecache.patch import run
+
+        run(given_words[1:])
+        return 0
     parser = argparse.ArgumentParser(prog="nodecache", description="Build native Python extensions once per node.")
     parser.add_argument("--version", action="version", version=f"nodecache {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     status = commands.add_parser("status", help="builds going on now, and whether their builders live")
     status.add_argument("--json", action="store_true", help="print one JSON document")
     status.set_defaults(run=_status)
-    given = parser.parse_args(arguments)
+    started = commands.add_parser(
+        "run",
+        help="run a program with torch's JIT builds going through nodecache",
+        usage="nodecache run [-m] PROGRAM ...",
+    )
+    started.set_defaults(run=lambda _: started.error("name a program, or -m and a module"))
+    given = parser.parse_args(given_words)
     try:
         code: int = given.run(given)
     except NodecacheError as error:

@@ -21,12 +21,13 @@ from nodecache.spec import Spec, arguments, paths, read_sources
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any
 
     from nodecache.cache import Outcome
     from nodecache.root import Root
+    from nodecache.spec import Flags
 
     Path = str | os.PathLike[str]
 
@@ -59,7 +60,8 @@ def load(
         extra_cuda_cflags: arguments for nvcc.
         verbose: say on the logger ``nodecache`` what is done; changes neither key nor command.
         timeout: seconds to wait for another builder; None for as long as it lives.
-        frameworks: of ``pybind11`` and ``torch``, those that must be there. pybind11's headers are found without.
+        frameworks: of ``pybind11``, ``torch`` and ``cuda``, those that must be there. pybind11's headers are found
+            without. For ``torch``, its flags and libraries are added.
         root: another root than the default. NODECACHE_ROOT, where set, wins.
 
     Returns:
@@ -79,6 +81,7 @@ def load(
     Concurrency: any number of threads and processes may call it at any time, without a barrier before or after. One
     process of the node compiles, the others wait for it; if it dies, another goes on.
     """
+    wanted = arguments("frameworks", frameworks)
     spec = Spec(
         name,
         read_sources(sources),
@@ -86,10 +89,22 @@ def load(
         cuda_cflags=arguments("extra_cuda_cflags", extra_cuda_cflags),
         ldflags=arguments("extra_ldflags", extra_ldflags),
         include_paths=paths("extra_include_paths", extra_include_paths),
-        frameworks=arguments("frameworks", frameworks),
+        frameworks=wanted,
+        framework_flags=_torch_flags(wanted) if "torch" in wanted else None,
     )
     module: ModuleType = obtain(spec, verbose=verbose, timeout=timeout, root=root)
     return module
+
+
+def _torch_flags(frameworks: tuple[str, ...]) -> Callable[[], Flags]:
+    """Torch's flags, asked when they are needed."""
+
+    def ask() -> Flags:
+        from nodecache.torch import framework_flags
+
+        return framework_flags(with_cuda="cuda" in frameworks, standalone=False)
+
+    return ask
 
 
 def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, root: Path | None = None) -> Any:
@@ -119,7 +134,9 @@ def _miss(place: Root, spec: Spec, recipe: Recipe, *, verbose: bool, timeout: fl
     """Wait for the entry or build it, then load it."""
     from nodecache.cache import Request
     from nodecache.compile import Built, compile_spec, known_inputs, write_log_head
+    from nodecache.root import check_space
 
+    check_space(place, runs_code=spec.kind != "program")
     loaded: list[Any] = []
 
     def build(staging: Any, attempt: str) -> Any:

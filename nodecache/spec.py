@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME_LIMIT = 200
 HOST_SUFFIXES = (".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".S", ".s")
 CUDA_SUFFIXES = (".cu",)
-FRAMEWORKS = ("pybind11", "torch")
+FRAMEWORKS = ("pybind11", "torch", "cuda")
 
 
 class Source:
@@ -66,8 +66,8 @@ class Spec:
         sources: at least one.
         cflags, cuda_cflags, ldflags: one string an argument, no shell involved.
         include_paths: absolute.
-        frameworks: of ``pybind11`` and ``torch``, those that must be there; their headers are found anyway
-            where they are installed (pybind11) or only when named (torch).
+        frameworks: of ``pybind11``, ``torch`` and ``cuda``, those that must be there. pybind11's headers are found
+            without where it is installed.
         kind: ``module`` (has an init function), ``library`` (only loaded) or ``program``.
         environment_flags: whether CXXFLAGS and LDFLAGS apply.
         base_flags: what comes before all other compile flags.

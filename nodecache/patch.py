@@ -1,0 +1,210 @@
+"""The patch: every library in the process that JIT-builds through ``torch.utils.cpp_extension`` goes through nodecache.
+
+``load`` and ``load_inline`` are replaced for who looks them up from now on. ``_jit_compile``, which both end in, is
+replaced for who has imported them before, and ``_maybe_write``, by which those write the file that other ranks read, is
+made atomic. What nodecache does not build (SYCL, ROCm) goes on to torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import PathFinder
+
+from nodecache import torch as ours
+from nodecache.errors import ToolchainError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_TARGET = "torch.utils.cpp_extension"
+_KNOWN = {
+    "load": frozenset(inspect.signature(ours.load).parameters),
+    "load_inline": frozenset(inspect.signature(ours.load_inline).parameters),
+    "_jit_compile": frozenset(inspect.signature(ours.load).parameters),
+    "_maybe_write": frozenset({"filename", "new_content"}),
+}
+_REQUIRED = {
+    "load": {"name", "sources", "build_directory"},
+    "load_inline": {"name", "cpp_sources", "functions"},
+    "_jit_compile": {"name", "sources", "build_directory"},
+    "_maybe_write": {"filename", "new_content"},
+}
+_before: dict[str, Any] = {}
+
+
+def install() -> bool:
+    """Send torch's JIT builds through nodecache, from now on, in this process.
+
+    Returns:
+        Whether the patch is in place. False when this torch's functions are not those that it was written for: then a
+        warning on the logger ``nodecache`` says which, and torch is left alone.
+
+    Raises:
+        ToolchainError: torch is not installed.
+
+    Concurrency: call it once, before threads build; again is no error. Forked children inherit it, spawned ones do not.
+    """
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise ToolchainError(f"torch cannot be imported ({error}). Install it, or do not install the patch.") from error
+    if _before:
+        return True
+    wrong = _mismatch(cpp_extension)
+    if wrong:
+        logging.getLogger("nodecache").warning(
+            "torch is left alone: %s. Update nodecache, or call nodecache.torch.load yourself.", wrong
+        )
+        return False
+    _before.update({name: getattr(cpp_extension, name) for name in _KNOWN})
+    cpp_extension.load = _instead(_before["load"], ours.load)
+    cpp_extension.load_inline = _instead(_before["load_inline"], ours.load_inline)
+    cpp_extension._jit_compile = _jit_compile(cpp_extension)  # noqa: SLF001  # checked above
+    cpp_extension._maybe_write = _write_atomically  # noqa: SLF001  # checked above
+    return True
+
+
+def uninstall() -> None:
+    """Put torch's functions back; what somebody else has replaced since is left to them."""
+    cpp_extension = sys.modules.get(_TARGET)
+    for name, function in _before.items():
+        if getattr(getattr(cpp_extension, name), "__nodecache__", False):
+            setattr(cpp_extension, name, function)
+    _before.clear()
+
+
+def _mismatch(cpp_extension: ModuleType) -> str | None:
+    """Why this torch cannot be patched rightly, or None."""
+    for name, known in _KNOWN.items():
+        function = getattr(cpp_extension, name, None)
+        if function is None:
+            return f"{_TARGET}.{name} is not there"
+        try:
+            parameters = set(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            return f"the parameters of {_TARGET}.{name} cannot be read"
+        unknown = parameters - known
+        if unknown:
+            return f"{_TARGET}.{name} has parameters that are not known ({', '.join(sorted(unknown))})"
+        missing = _REQUIRED[name] - parameters
+        if missing:
+            return f"{_TARGET}.{name} lacks parameters ({', '.join(sorted(missing))})"
+    return None
+
+
+def _instead(theirs: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` in place of theirs, called by their own parameters."""
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def call(*arguments: Any, **named: Any) -> Any:
+        given = signature.bind(*arguments, **named).arguments
+        if _is_torchs_own(given):
+            return theirs(*arguments, **named)
+        return function(**given)
+
+    call.__nodecache__ = True  # type: ignore[attr-defined]
+    return call
+
+
+def _jit_compile(cpp_extension: ModuleType) -> Callable[..., Any]:
+    """In place of the function that both of torch's loads end in."""
+    theirs = _before["_jit_compile"]
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def call(*arguments: Any, **named: Any) -> Any:
+        given = signature.bind(*arguments, **named).arguments
+        if _is_torchs_own(given):
+            return theirs(*arguments, **named)
+        # Torch's loads fill in their default folder, which nobody chose.
+        default = cpp_extension._get_build_directory(given["name"], False)  # noqa: SLF001  # torch's own call
+        if given["build_directory"] == default:
+            given["build_directory"] = None
+        return ours.load(**given)
+
+    call.__nodecache__ = True  # type: ignore[attr-defined]
+    return call
+
+
+def _is_torchs_own(given: dict[str, Any]) -> bool:
+    """What nodecache does not build: SYCL, and CUDA sources for ROCm."""
+    sources = [os.fspath(path) for path in ours.listed(given.get("sources") or ())]
+    if given.get("with_sycl") or given.get("sycl_sources") or any(path.endswith(".sycl") for path in sources):
+        return True
+    cuda = (
+        given.get("with_cuda") or given.get("cuda_sources") or any(path.endswith((".cu", ".cuh")) for path in sources)
+    )
+    return bool(cuda) and sys.modules["torch"].version.hip is not None
+
+
+def _write_atomically(filename: str, new_content: str) -> None:
+    """Write a file if its content differs, whole or not at all: other ranks read it at the same time."""
+    try:
+        with open(filename, encoding="utf-8") as file:
+            if file.read() == new_content:
+                return
+    except FileNotFoundError:
+        pass
+    temporary = f"{filename}.{os.getpid()}.{os.urandom(4).hex()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(new_content)
+    os.replace(temporary, filename)
+
+
+_write_atomically.__nodecache__ = True  # type: ignore[attr-defined]
+
+
+class _Hook(MetaPathFinder, Loader):
+    """Installs the patch when ``torch.utils.cpp_extension`` is imported, so that who never imports it pays nothing."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002  # the protocol's
+        if fullname != _TARGET:
+            return None
+        found = PathFinder.find_spec(fullname, path)
+        if found is not None:
+            self._loader = found.loader
+            found.loader = self
+        return found
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec) if self._loader else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self._loader is not None:
+            module.__loader__ = self._loader
+            self._loader.exec_module(module)
+        sys.meta_path.remove(self)
+        install()
+
+
+def install_on_import() -> None:
+    """Install the patch now if ``torch.utils.cpp_extension`` is imported, else when it is."""
+    if _TARGET in sys.modules:
+        install()
+    elif not any(isinstance(finder, _Hook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Hook())
+
+
+def run(arguments: list[str]) -> None:
+    """Run a program as ``python`` would, with the patch: ``[script, argument, ...]`` or ``["-m", module, ...]``."""
+    import runpy
+
+    install_on_import()
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")

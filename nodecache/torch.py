@@ -1,0 +1,348 @@
+"""Torch: drop-ins for ``torch.utils.cpp_extension.load`` and ``load_inline``, and a patch that puts them in place.
+
+The flags come from torch's own public functions, when something is built. A hit asks torch nothing: what decides them,
+torch's identity, is in the key.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+from nodecache.errors import SpecError, ToolchainError
+from nodecache.extension import obtain
+from nodecache.spec import CUDA_SUFFIXES, Flags, Source, Spec, paths, read_sources
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    Path = str | os.PathLike[str]
+
+_CUDA_FILES = (*CUDA_SUFFIXES, ".cuh")
+_SYCL_FILES = (".sycl",)
+_versions: dict[str, list[str]] = {}
+
+
+def load(
+    name: str,
+    sources: Path | Sequence[Path],
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_sycl_cflags: Sequence[str] | None = None,
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Path | Sequence[Path] | None = None,
+    build_directory: Path | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    is_standalone: bool = False,
+    keep_intermediates: bool = True,
+) -> ModuleType | str:
+    """``torch.utils.cpp_extension.load``, built once per node.
+
+    Parameters, defaults, macros, flags and results are torch's. What differs: the files lie in nodecache's root, below
+    ``build_directory`` or TORCH_EXTENSIONS_DIR where one is given (NODECACHE_ROOT wins over both); torch's own folders
+    and its lock are not used; a repeated call gives the same module object; SYCL and ROCm are refused.
+
+    Args:
+        name: module name; ``TORCH_EXTENSION_NAME`` is defined to it. As in torch, other contents under the same name in
+            the same process get ``<name>_v1``, ``<name>_v2``, ...
+        sources: one path or several.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: each is split as a shell would, as torch's ninja file has it.
+        extra_sycl_cflags: must be empty.
+        extra_include_paths: folders for ``-I``.
+        build_directory: the files go below it; it need not be there.
+        verbose: print what was built, and how.
+        with_cuda: CUDA headers and libraries; None for "if a source is CUDA".
+        with_sycl: must not be true.
+        is_python_module: import it and return the module; else load its operators and return its path.
+        is_standalone: build a program and return its path.
+        keep_intermediates: only of use in torch's ROCm builds.
+
+    Returns:
+        The module, or a path.
+
+    Raises:
+        ValueError: ``is_python_module`` and ``is_standalone`` together.
+        RuntimeError: as :func:`nodecache.load` (BuildError and ToolchainError are RuntimeErrors); SYCL or ROCm.
+
+    Concurrency: as :func:`nodecache.load`.
+    """
+    del keep_intermediates
+    with_cuda = _which_device([os.fspath(path) for path in listed(sources)], with_cuda, with_sycl, extra_sycl_cflags)
+    return _load(
+        name,
+        read_sources(sources),
+        cflags=extra_cflags,
+        cuda_cflags=extra_cuda_cflags,
+        ldflags=extra_ldflags,
+        include_paths=extra_include_paths,
+        build_directory=build_directory,
+        verbose=verbose,
+        with_cuda=with_cuda,
+        kind=_kind(is_python_module=is_python_module, is_standalone=is_standalone),
+    )
+
+
+def load_inline(
+    name: str,
+    cpp_sources: str | Sequence[str],
+    cuda_sources: str | Sequence[str] | None = None,
+    sycl_sources: str | Sequence[str] | None = None,
+    functions: str | list[str] | dict[str, str] | None = None,
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_sycl_cflags: Sequence[str] | None = None,
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Path | Sequence[Path] | None = None,
+    build_directory: Path | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    with_pytorch_error_handling: bool = True,
+    keep_intermediates: bool = True,
+    use_pch: bool = False,
+    no_implicit_headers: bool = False,
+) -> ModuleType | str:
+    """``torch.utils.cpp_extension.load_inline``, built once per node.
+
+    Args:
+        cpp_sources, cuda_sources: text, one string or several that are joined.
+        sycl_sources: must be empty.
+        functions: functions to bind: a name, a list, or a dictionary from name to docstring.
+        with_pytorch_error_handling: bind through ``torch::wrap_pybind_function``.
+        use_pch: taken and ignored: torch's precompiled header is one file that all processes write.
+        no_implicit_headers: leave out ``#include <torch/extension.h>`` and its like.
+        name, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, build_directory,
+            verbose, with_cuda, with_sycl, is_python_module, keep_intermediates: as for :func:`load`.
+
+    Returns:
+        The module, or a path.
+
+    Raises:
+        ValueError: ``functions`` is of another type.
+        RuntimeError: as :func:`load`.
+
+    Concurrency: as :func:`load`. No file is written where another process reads it.
+    """
+    del keep_intermediates, use_pch
+    cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)
+    if _texts(sycl_sources):
+        raise SpecError("SYCL sources are not built by nodecache. Use torch.utils.cpp_extension.load_inline for them.")
+    if not no_implicit_headers:
+        cpp = ["#include <torch/extension.h>", *cpp]
+        cuda = ["#include <torch/types.h>", "#include <cuda.h>", "#include <cuda_runtime.h>", *cuda] if cuda else []
+    if functions is not None:
+        cpp.append(_binding(functions, with_pytorch_error_handling))
+    # The text has no place; what it includes by quotes is looked for where torch would have put it.
+    place = os.path.abspath(build_directory or os.environ.get("TORCH_EXTENSIONS_DIR") or os.getcwd())
+    sources = [Source(f"{place}/main.cpp", "\n".join(cpp).encode("utf-8", "surrogateescape"))]
+    if cuda:
+        sources.append(Source(f"{place}/cuda.cu", "\n".join(cuda).encode("utf-8", "surrogateescape")))
+    with_cuda = _which_device([source.path for source in sources], with_cuda, with_sycl, extra_sycl_cflags)
+    return _load(
+        name,
+        sources,
+        cflags=extra_cflags,
+        cuda_cflags=extra_cuda_cflags,
+        ldflags=extra_ldflags,
+        include_paths=extra_include_paths,
+        build_directory=build_directory,
+        verbose=verbose,
+        with_cuda=with_cuda,
+        kind=_kind(is_python_module=is_python_module, is_standalone=False),
+    )
+
+
+def install() -> bool:
+    """Send every JIT build through ``torch.utils.cpp_extension`` in this process to nodecache.
+
+    See :func:`nodecache.patch.install`.
+    """
+    from nodecache import patch
+
+    return patch.install()
+
+
+def uninstall() -> None:
+    """Put torch's own functions back. See :func:`nodecache.patch.uninstall`."""
+    from nodecache import patch
+
+    patch.uninstall()
+
+
+def listed(value: Path | Sequence[Path]) -> Sequence[Path]:
+    """Torch takes one path alone as well."""
+    return [value] if isinstance(value, str | os.PathLike) else value
+
+
+def _texts(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else [*(value or ())]
+
+
+def _binding(functions: object, error_handling: bool) -> str:
+    """The module definition, as torch generates it in content."""
+    if isinstance(functions, str):
+        functions = [functions]
+    if isinstance(functions, list | tuple):
+        functions = {function: function for function in functions}
+    if not isinstance(functions, dict):
+        raise SpecError(
+            f"functions is a {type(functions).__name__}. Give a list of names, or a dict of name and docstring."
+        )
+    wrap = "torch::wrap_pybind_function({})" if error_handling else "{}"
+    lines = [f'  m.def("{name}", {wrap.format(name)}, "{doc}");' for name, doc in functions.items()]
+    return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}"])
+
+
+def _kind(*, is_python_module: bool, is_standalone: bool) -> str:
+    if is_python_module and is_standalone:
+        raise SpecError(
+            "is_python_module and is_standalone exclude each other. Set is_python_module=False for a program."
+        )
+    return "program" if is_standalone else "module" if is_python_module else "library"
+
+
+def _which_device(
+    sources: list[str], with_cuda: bool | None, with_sycl: bool | None, sycl_cflags: Sequence[str] | None
+) -> bool:
+    """Whether the build takes CUDA; refuses what is not built here."""
+    if with_sycl or sycl_cflags or any(path.endswith(_SYCL_FILES) for path in sources):
+        raise ToolchainError("SYCL is not built by nodecache. Use torch.utils.cpp_extension.load for this extension.")
+    if with_cuda is None:
+        with_cuda = any(path.endswith(_CUDA_FILES) for path in sources)
+    if with_cuda:
+        import torch
+
+        if torch.version.hip is not None:
+            raise ToolchainError(
+                "ROCm is not built by nodecache. Use torch.utils.cpp_extension.load for this extension."
+            )
+    return with_cuda
+
+
+def _split(flags: Sequence[str] | None) -> tuple[str, ...]:
+    """Flags as words: torch joins them unquoted, so a shell splits them there."""
+    return tuple(word for flag in flags or () for word in shlex.split(flag))
+
+
+def _load(
+    name: str,
+    sources: list[Source],
+    *,
+    cflags: Sequence[str] | None,
+    cuda_cflags: Sequence[str] | None,
+    ldflags: Sequence[str] | None,
+    include_paths: Path | Sequence[Path] | None,
+    build_directory: Path | None,
+    verbose: bool,
+    with_cuda: bool,
+    kind: str,
+) -> ModuleType | str:
+    """Make the spec, get or build it, load it as torch does."""
+    content = "".join(
+        repr(part)
+        for part in (
+            *((s.path, s.digest) for s in sources),
+            cflags,
+            cuda_cflags,
+            ldflags,
+            include_paths,
+            kind,
+            with_cuda,
+        )
+    )
+    seen = _versions.setdefault(name, [])
+    if content not in seen:
+        seen.append(content)
+    number = seen.index(content)
+    spec = Spec(
+        f"{name}_v{number}" if number else name,
+        sources,
+        cflags=_split(cflags),
+        cuda_cflags=_split(cuda_cflags),
+        ldflags=_split(ldflags),
+        include_paths=paths("extra_include_paths", include_paths),
+        frameworks=("torch", "cuda") if with_cuda else ("torch",),
+        kind=kind,
+        environment_flags=False,
+        base_flags=(),
+        framework_flags=lambda: framework_flags(with_cuda=with_cuda, standalone=kind == "program"),
+    )
+    found: ModuleType | str = obtain(spec, verbose=verbose, root=_root(build_directory))
+    if kind == "library":
+        import torch
+
+        torch.ops.load_library(found)  # type: ignore[no-untyped-call]  # torch's
+    return found
+
+
+def _root(build_directory: Path | None) -> str | None:
+    """Where the caller wants torch's extensions: a root of nodecache's own below it."""
+    chosen = os.fspath(build_directory) if build_directory else os.environ.get("TORCH_EXTENSIONS_DIR")
+    return os.path.join(chosen, f"nodecache_{os.getuid()}") if chosen else None
+
+
+def framework_flags(*, with_cuda: bool, standalone: bool) -> Flags:
+    """Torch's own flags, from its public functions.
+
+    Raises:
+        ToolchainError: torch is not installed.
+    """
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise ToolchainError(
+            f"torch cannot be imported ({error}). Install it: {sys.executable} -m pip install torch"
+        ) from error
+    device = "cuda" if with_cuda else "cpu"
+    search = [word for path in _device_paths(cpp_extension.include_paths, device) for word in ("-isystem", path)]
+    # Not in any public function: releases before 2.10 made modules of different compilers distinguishable so.
+    abi: list[str] = getattr(cpp_extension, "_get_pybind11_abi_build_flags", list)()
+    common = [*abi, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *search]
+    if not standalone:
+        common.insert(0, "-DTORCH_API_INCLUDE_EXTENSION_H")
+    folders = [*dict.fromkeys(_device_paths(cpp_extension.library_paths, device))]
+    libraries = [
+        "c10",
+        *(["c10_cuda"] if with_cuda else []),
+        "torch_cpu",
+        *(["torch_cuda"] if with_cuda else []),
+        "torch",
+    ]
+    if not standalone:
+        libraries.append("torch_python")
+    ldflags = [f"-L{folder}" for folder in folders] + [f"-l{library}" for library in libraries]
+    if standalone:
+        ldflags.append(f"-Wl,-rpath,{folders[0]}")
+    if with_cuda:
+        ldflags.append("-lcudart")
+    standard = _standard(cpp_extension)
+    nvcc = [*getattr(cpp_extension, "COMMON_NVCC_FLAGS", ()), *common, standard]
+    return Flags([*common, standard], nvcc, ldflags)
+
+
+def _device_paths(function: object, device: str) -> list[str]:
+    """Call ``include_paths`` or ``library_paths`` of any release: by device since 2.6, by ``cuda=`` before."""
+    import inspect
+
+    if "device_type" in inspect.signature(function).parameters:  # type: ignore[arg-type]
+        found: list[str] = function(device)  # type: ignore[operator]
+    else:
+        found = function(cuda=device == "cuda")  # type: ignore[operator]
+    return found
+
+
+def _standard(cpp_extension: ModuleType) -> str:
+    """The ``-std=`` that this torch compiles extensions with, which only its source says."""
+    import inspect
+    import re
+
+    found = re.findall(r"-std=c\+\+(\d\d)", inspect.getsource(cpp_extension))
+    return f"-std=c++{max(found, key=found.count) if found else 17}"
