@@ -391,7 +391,7 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
             f"The staging folder of {spec.name!r} was removed during the build ({staging.path}). Nothing was kept. "
             f"Keep temp cleaners away from {root.path}, and call again."
         )
-    _raise_if_limited(root, output)
+    _raise_if_limited(root, staging, output)
     raise BuildError(
         failure_text(spec.name, output, log),
         attempt=attempt,
@@ -404,7 +404,7 @@ def _output(log: str) -> str:
     return read_bytes(log).decode("utf-8", "replace")
 
 
-def _raise_if_limited(root: Root, output: str) -> None:
+def _raise_if_limited(root: Root, staging: Staging, output: str) -> None:
     """A tool that could not write did not fail; this machine refused it something."""
     import errno
 
@@ -413,31 +413,54 @@ def _raise_if_limited(root: Root, output: str) -> None:
         ("Disk quota exceeded", errno.EDQUOT),
         ("File size limit exceeded", errno.EFBIG),
         ("File too large", errno.EFBIG),
+        ("Read-only file system", errno.EROFS),
     ):
-        if sentence in output:
-            raise root.failed(OSError(number, os.strerror(number)), "compiling")
+        if sentence not in output:
+            continue
+        temporary = os.path.realpath(staging.tmp)
+        elsewhere = os.stat(temporary).st_dev != os.stat(root.path).st_dev
+        if number == errno.ENOSPC and elsewhere and _free(temporary) < _free(root.path):
+            raise RootError(
+                f"No space for the compilers' temporary files in {temporary} (ENOSPC, {_free(temporary)} bytes are "
+                f"left). Nothing was published. Free some, or set TMPDIR to a folder with more."
+            )
+        raise root.failed(OSError(number, os.strerror(number)), "compiling")
+
+
+def _free(path: str) -> int:
+    """Bytes that this user may still write where ``path`` is."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize
 
 
 def first_error(output: str) -> str:
     """The first error in a compiler's output, with its file and line; else the last line that says something."""
     lines = [line for line in output.splitlines() if line.strip()]
+    killed = next((line.strip() for line in lines if _says_killed(line)), None)
+    if killed is not None:
+        return f"a compiler was killed, most often for memory ({killed.removeprefix('> ')})"
     for mark in (": error: ", ": fatal error: ", "error: ", "undefined reference", "cannot find ", " error", "Error"):
         for line in lines:
-            if mark in line and not line.startswith(("> step", "[", "#")):
+            if mark in line and not line.startswith((">", "[", "#")):
                 return line.strip()
-    said = [line for line in lines if not line.startswith(("> step", "#", *_CANNOT_SAY_WHERE)) and line[:1] != "["]
+    said = [line for line in lines if not line.startswith((">", "#", *_CANNOT_SAY_WHERE)) and line[:1] != "["]
     return said[-1].strip() if said else "the tool said nothing"
+
+
+def _says_killed(line: str) -> bool:
+    """Whether a line of output tells of SIGKILL, which is the kernel's way out of memory."""
+    return line == "> exit status 137" or "Killed signal terminated" in line or "ld terminated with signal 9" in line
 
 
 def failure_text(name: str, output: str, log: str) -> str:
     """What the builder's exception says: cause, the tail of the output, where the rest is, remedy."""
     lines = output.splitlines()
     remedy = "Correct the cause and call again."
-    if "Killed signal terminated" in output or "code=137" in output or "signal 9" in output:
-        remedy = (
-            "A compiler was killed, most often for memory. Run fewer at once (NODECACHE_JOBS=1), "
-            "or give the job more memory, and call again."
-        )
+    if any(_says_killed(line) for line in lines):
+        remedy = "Run fewer compilers at once (NODECACHE_JOBS=1), or give the job more memory, and call again."
     cut = f"(the last {TAIL_LINES} lines)\n" if len(lines) > TAIL_LINES else ""
     tail = "\n".join(lines[-TAIL_LINES:])
     return f"Error building extension {name!r}: {first_error(output)}\n\n{cut}{tail}\n\nThe full log is {log}. {remedy}"

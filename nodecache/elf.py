@@ -24,23 +24,32 @@ def fault(path: str, symbol: str | None) -> str | None:
         return "it is empty"
     if data[:4] != b"\x7fELF":
         return "it is no ELF file"
-    with open("/proc/self/exe", "rb") as file:
-        here = file.read(64)
-    if data[4:6] != here[4:6] or data[18:20] != here[18:20]:
+    here = _own_header()
+    if here and (data[4:6] != here[4:6] or data[18:20] != here[18:20]):
         return "it is built for another machine than this"
     order = "<" if data[5] == 1 else ">"
     try:
         if struct.unpack_from(f"{order}H", data, 16)[0] != _ET_DYN:
             return "it is no shared object"
-        if symbol is not None and symbol.encode() not in _exported(data, order):
+        exported = _exported(data, order) if symbol is not None else None
+        if exported is not None and symbol is not None and symbol.encode() not in exported:
             return f"it does not export {symbol}"
-    except (struct.error, IndexError, ValueError):
+    except (struct.error, IndexError, ValueError, OverflowError):
         return "it is cut short"
     return None
 
 
-def _exported(data: bytes, order: str) -> set[bytes]:
-    """Names of the symbols that are defined and dynamic."""
+def _own_header() -> bytes:
+    """The ELF header of the running interpreter; empty where ``/proc`` is not there."""
+    try:
+        with open("/proc/self/exe", "rb") as file:
+            return file.read(64)
+    except OSError:
+        return b""
+
+
+def _exported(data: bytes, order: str) -> set[bytes] | None:
+    """Names of the symbols that are defined and dynamic; None where a linker left the section table out."""
     wide = data[4] == 2
     if wide:
         (table,) = struct.unpack_from(f"{order}Q", data, 40)
@@ -50,6 +59,8 @@ def _exported(data: bytes, order: str) -> set[bytes]:
         (table,) = struct.unpack_from(f"{order}I", data, 32)
         size, count = struct.unpack_from(f"{order}HH", data, 46)
         section, symbol = f"{order}10I", f"{order}IIIBBH"
+    if count == 0:
+        return None
     headers = [struct.unpack_from(section, data, table + number * size) for number in range(count)]
     names: set[bytes] = set()
     for header in headers:
@@ -57,6 +68,8 @@ def _exported(data: bytes, order: str) -> set[bytes]:
             continue
         strings = headers[header[6]][4]
         step = struct.calcsize(symbol)
+        if header[4] + header[5] > len(data):
+            raise ValueError("symbol table beyond the end")
         for offset in range(header[4], header[4] + header[5], step):
             fields = struct.unpack_from(symbol, data, offset)
             home = fields[3] if wide else fields[5]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from nodecache.digest import digest_file, read_bytes
+from nodecache.digest import digest_file, read_own
 from nodecache.errors import RootError
 from nodecache.root import Root, ensure_folders
 
@@ -127,11 +127,17 @@ def _move_aside(path: str, aside: str) -> None:
         os.rename(path, aside)
     except FileNotFoundError:  # a pruner or another builder was quicker
         pass
+    except OSError as error:
+        raise RootError(
+            f"{path} is damaged and cannot be moved aside ({error.strerror}). Remove it: rm -rf {path}"
+        ) from error
 
 
 def damage(path: str, key: str) -> str | None:
     """What is wrong with an entry, every digest checked; None when it is sound."""
     try:
+        if os.path.islink(path):
+            return "it is a link"
         manifest = read_manifest(path)
         if manifest is None:
             return "its manifest is damaged"
@@ -148,7 +154,7 @@ def damage(path: str, key: str) -> str | None:
                 return f"{name} has another digest"
     except FileNotFoundError as error:
         return f"{os.path.basename(str(error.filename))} is missing"
-    except (OSError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         return f"it cannot be read ({error})"
     return None
 
@@ -162,8 +168,8 @@ def read_manifest(path: str) -> dict[str, Any] | None:
     import json
 
     try:
-        manifest = json.loads(read_bytes(f"{path}/{MANIFEST}"))
-    except (ValueError, RecursionError):
+        manifest = json.loads(read_own(f"{path}/{MANIFEST}"))
+    except (ValueError, RecursionError, MemoryError):
         return None
     if (
         not isinstance(manifest, dict)

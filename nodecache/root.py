@@ -15,6 +15,9 @@ from nodecache.errors import RootError, UnsafeRoot
 VARIABLE = "NODECACHE_ROOT"
 FOLDERS = ("recipes", "entries", "leases", "staging", "attempts", "tools")
 _OVERFLOW_UID = 65534
+LEAST_BYTES = 1 << 16
+LEAST_INODES = 32
+"""What the smallest build takes of a file system."""
 
 
 def default_root() -> str:
@@ -253,6 +256,28 @@ def ensure_folders(root: Root) -> None:
     """
     for name in FOLDERS:
         make_folder(root, root.at(name))
+
+
+def check_space(root: Root, *, runs_code: bool) -> None:
+    """Refuse what is known to fail, before time is spent on it: a full root, and code where none may run.
+
+    Raises:
+        RootError: as it says.
+    """
+    try:
+        disk = os.statvfs(root.path)
+    except OSError as error:
+        raise _unusable(root, error) from error
+    if runs_code and disk.f_flag & os.ST_NOEXEC:
+        raise RootError(
+            f"The root {root.path} ({root.source}) is on a file system that is mounted noexec: what is built there "
+            f"could not be loaded. Set {VARIABLE} to a folder where code may run."
+        )
+    if disk.f_flag & os.ST_RDONLY:
+        raise root.failed(OSError(errno.EROFS, os.strerror(errno.EROFS)), "building")
+    # Some file systems have no fixed number of inodes, and say 0 of 0.
+    if disk.f_bavail * disk.f_frsize < LEAST_BYTES or (disk.f_files and disk.f_favail < LEAST_INODES):
+        raise root.failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "building")
 
 
 def make_folder(root: Root, path: str) -> None:
