@@ -67,7 +67,7 @@ def load(
     Returns:
         The module. One process gets the same object for the same key; after a source or header has changed, the same
         name gives a new one, and the old one goes on working. Its ``__nodecache__`` tells how this process came to it
-        (role, key, seconds). It is not put into ``sys.modules``.
+        (role, key, seconds).
 
     Raises:
         SpecError: the name, a source or a flag makes no sense.
