@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.inputs import Eyes
 
-_HEAD = "nodecache-index 2"
+_HEAD = "nodecache-index 3"
 KEEP = 32
 """Keys that a recipe's index remembers; with more states of the headers than this, the oldest is built again."""
 
@@ -103,10 +103,11 @@ def parse(name: str, body: str) -> Record:
     """
     lines = body.split("\n")
     outputs = []
-    for line in lines:
-        if line.startswith("out\t"):
-            _, digest, size, print_, file = line.split("\t", 4)
-            outputs.append((digest, int(size), print_, file))
+    for line in lines:  # they are the first
+        if not line.startswith("out\t"):
+            break
+        _, digest, size, print_, file = line.split("\t", 4)
+        outputs.append((digest, int(size), print_, file))
     if not any(file == MANIFEST for _, _, _, file in outputs):
         raise ValueError("no manifest")
     return Record(name, Inputs.parse(lines), outputs)

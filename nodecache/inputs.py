@@ -44,15 +44,30 @@ class Inputs:
         folders: ``(absolute path, mtime in ns)`` of the folders of ``system``: a guard, not part of the key.
     """
 
-    __slots__ = ("files", "folders", "packages", "shadows", "system", "veils")
+    __slots__ = ("_system", "_system_lines", "files", "folders", "packages", "shadows", "veils")
 
     def __init__(self) -> None:
         self.files: list[tuple[str, str]] = []
         self.shadows: list[str] = []
         self.veils: list[tuple[int, int, list[str]]] = []
         self.packages: list[tuple[str, str]] = []
-        self.system: list[tuple[str, str]] = []
         self.folders: list[tuple[str, int]] = []
+        self._system: list[tuple[str, str]] = []
+        self._system_lines: list[str] = []
+
+    @property
+    def system(self) -> list[tuple[str, str]]:
+        """Hundreds, of which a hit needs none: their lines are only read when asked for."""
+        if self._system_lines:
+            for line in self._system_lines:
+                digest, _, path = line.partition("\t")[2].partition("\t")
+                self._system.append((_unquote(path), digest))
+            self._system_lines = []
+        return self._system
+
+    @system.setter
+    def system(self, value: list[tuple[str, str]]) -> None:
+        self._system, self._system_lines = value, []
 
     def key(self, recipe: str) -> str:
         """The key of what a recipe makes of these inputs."""
@@ -68,8 +83,8 @@ class Inputs:
             *(f"shadow\t{_quote(place)}" for place in self.shadows),
             *(f"veil\t{number} {mtime}\t{_quote('/'.join(names))}" for number, mtime, names in self.veils),
             *(f"package\t{digest}\t{name}" for name, digest in self.packages),
-            *(f"system\t{digest}\t{_quote(path)}" for path, digest in self.system),
             *(f"folder\t{mtime}\t{_quote(path)}" for path, mtime in self.folders),
+            *(f"system\t{digest}\t{_quote(path)}" for path, digest in self.system),  # the last, see parse
         ]
 
     @classmethod
@@ -80,12 +95,13 @@ class Inputs:
             ValueError: a number is none.
         """
         found = cls()
-        for line in lines:
+        for at, line in enumerate(lines):
             sort, _, rest = line.partition("\t")
             first, _, second = rest.partition("\t")
-            if sort == "system":  # by far the most
-                found.system.append((_unquote(second), first))
-            elif sort == "file":
+            if sort == "system":  # by far the most, and the last
+                found._system_lines = lines[at:]
+                break
+            if sort == "file":
                 found.files.append((_unquote(second), first))
             elif sort == "shadow":
                 found.shadows.append(_unquote(first))
