@@ -104,16 +104,21 @@ def forget_failure(root: Root, recipe: str, attempt: str) -> None:
             os.unlink(f"{where}/{name}")
         except FileNotFoundError:
             pass
+    _prune_logs(where)
 
 
 def _prune_logs(where: str) -> None:
-    """Keep the last few failures' logs."""
-    logs = sorted(
-        (entry for entry in os.scandir(where) if entry.name.endswith(".log")), key=lambda e: e.stat().st_mtime
-    )
-    for entry in logs[:-KEEP_LOGS]:
+    """Keep the last few logs: failures', and those of attempts whose builder died."""
+    ages = []
+    for name in os.listdir(where):
+        if name.endswith(".log"):
+            try:
+                ages.append((os.stat(f"{where}/{name}").st_mtime_ns, name))
+            except FileNotFoundError:
+                continue
+    for _, name in sorted(ages)[:-KEEP_LOGS]:
         try:
-            os.unlink(entry.path)
+            os.unlink(f"{where}/{name}")
         except FileNotFoundError:
             pass
 

@@ -5,8 +5,9 @@ kernel sends when the last writer closes: on release, and on death. So a wait ne
 Python's signal handling and any timeout, and works across PID and mount namespaces.
 
 It is only a bell. Waiters look at the truth (entry, failure, lock) after *renewing* their end and before every wait,
-and again at least every half second: where a pipe cannot be made, was unlinked, or is held open by a child that was
-forked without Python knowing, they are late, never wrong.
+and again at ticks that grow from ten milliseconds to two seconds: where a pipe cannot be made, was unlinked, or is held
+open by a child that was forked without Python knowing, they are late, never wrong. The ticks begin anew at each ring,
+because the kernel closes a dying builder's descriptors in an order of its own, and the lock may come after the bell.
 """
 
 from __future__ import annotations
@@ -18,19 +19,28 @@ import stat
 
 from nodecache import lock
 
-TICK = 0.5
-"""Seconds after which a waiter looks for itself."""
+FIRST_TICK = 0.01
+"""Seconds after which a waiter looks for itself, at first and after a ring; they double from look to look."""
 
-BLIND_TICK = 0.02
-"""The same where there is no pipe to wait on."""
+LONGEST_TICK = 2.0
+"""The longest of them."""
+
+LONGEST_BLIND_TICK = 0.25
+"""The longest where there is no pipe to wait on."""
 
 
-def hang(path: str) -> int | None:
+_CANNOT = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EROFS}
+    | {errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOSPC, errno.EDQUOT}
+)
+
+
+def hang(path: str) -> lock.Descriptor | None:
     """The builder's end: open until :func:`nodecache.lock.close`. None where pipes cannot be made."""
     return _open(path, os.O_RDWR)
 
 
-def _open(path: str, mode: int) -> int | None:
+def _open(path: str, mode: int) -> lock.Descriptor | None:
     flags = mode | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         try:
@@ -42,15 +52,7 @@ def _open(path: str, mode: int) -> int | None:
                 pass
             fd = lock.note(os.open, path, flags)
     except OSError as error:
-        if error.errno in (
-            errno.EPERM,
-            errno.ENOSYS,
-            errno.EOPNOTSUPP,
-            errno.ENOENT,
-            errno.ELOOP,
-            errno.ENXIO,
-            errno.ENOSPC,
-        ):
+        if error.errno in _CANNOT:
             return None
         raise
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -64,7 +66,8 @@ class Ear:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd: int | None = None
+        self._fd: lock.Descriptor | None = None
+        self._tick = FIRST_TICK
 
     def renew(self) -> None:
         """Listen for a hang-up from now on: one that came before shows in the truth already."""
@@ -73,12 +76,13 @@ class Ear:
 
     def wait(self, seconds: float) -> None:
         """Return when a builder ends, or after ``seconds``, or after a tick."""
-        if self._fd is None:
-            select.select([], [], [], min(seconds, BLIND_TICK))
-            return
         poll = select.poll()
-        poll.register(self._fd, 0)
-        poll.poll(min(seconds, TICK) * 1000)
+        if self._fd is not None:
+            poll.register(self._fd, 0)
+        if poll.poll(min(seconds, self._tick) * 1000):
+            self._tick = FIRST_TICK
+        else:
+            self._tick = min(self._tick * 2, LONGEST_BLIND_TICK if self._fd is None else LONGEST_TICK)
 
     def close(self) -> None:
         """Stop listening."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from nodecache import attempt, entry, index, lease, staging
 from nodecache.digest import digest_items
 from nodecache.entry import Entry
-from nodecache.errors import BuildError, BuildInterrupted, SpecError
+from nodecache.errors import BuildError, BuildInterrupted, LeaseLost, RootError, SpecError
 from nodecache.inputs import Eyes, Inputs
 from nodecache.root import Root, ensure_folders, make_folder, open_root
 from nodecache.waiting import Voice
@@ -128,28 +128,38 @@ class Request:
         """On a miss: wait for the entry or build it, and hand it to ``use`` while it is sure to be there."""
         ensure_folders(self.root)
         with lease.Nesting(self.recipe, self.name, leaf=self.leaf):
-            voice = Voice(self.name, verbose=verbose)
-            got = lease.take(
-                self.root,
-                self.recipe,
-                name=self.name,
-                look=self._look_afresh,
-                told=self._told,
-                timeout=timeout,
-                voice=voice,
-            )
-            if isinstance(got, Entry):
-                role = "waited" if voice.holder else "hit"
-                use(Outcome(role, got, time.monotonic() - began, voice.holder))
-                return
-            try:
-                self._build(got, use, began)
-            finally:
-                got.release()
+            while not self._obtain(use, timeout, Voice(self.name, verbose=verbose), began):
+                pass
+
+    def _obtain(self, use: Callable[[Outcome], None], timeout: float | None, voice: Voice, began: float) -> bool:
+        """Wait for the entry or build it; false when the lease was lost meanwhile: ask for it anew."""
+        got = lease.take(
+            self.root,
+            self.recipe,
+            name=self.name,
+            look=self._look_afresh,
+            told=self._told,
+            timeout=timeout,
+            voice=voice,
+        )
+        if isinstance(got, Entry):
+            role = "waited" if voice.holder else "hit"
+            use(Outcome(role, got, time.monotonic() - began, voice.holder))
+            return True
+        try:
+            self._build(got, use, began)
+        except LeaseLost as lost:
+            import logging
+
+            logging.getLogger("nodecache").warning("%s", lost)
+            return False
+        finally:
+            got.release()
+        return True
 
     def _build(self, held: Lease, use: Callable[[Outcome], None], began: float) -> None:
         """Under the lease: build, publish, index; or record the failure."""
-        dead = staging.sweep(self.root)
+        dead = staging.sweep(self.root, held.successor_of)
         self._say_succession(held, dead)
         place = staging.create(self.root, held.attempt)
         try:
@@ -160,18 +170,23 @@ class Request:
             except BuildError as error:
                 if not held.is_mine():
                     raise
-                attempt.record_failure(self.root, self.recipe, error, held.owner.label, self.failed_inputs(place))
+                self._record(held, error, self.failed_inputs(place))
                 self._note(held, "failed", started)
                 raise
-            if not held.is_mine():
-                raise BuildInterrupted(
-                    f"The build of {self.name!r} came back in another process than it began in, or its lease was lost. "
-                    f"Do not return from a forked child in a build function."
-                )
+            held.ensure_mine()
             found = self._publish(held, place, product, started)
             use(Outcome("built", found, time.monotonic() - began))
         finally:
             place.remove()
+
+    def _record(self, held: Lease, error: BuildError, inputs: str) -> None:
+        """Tell those who wait. Where that cannot be written, they build, and the caller still gets the cause."""
+        try:
+            attempt.record_failure(self.root, self.recipe, error, held.owner.label, inputs)
+        except RootError as full:
+            import logging
+
+            logging.getLogger("nodecache").warning("the failure of %r could not be recorded: %s", self.name, full)
 
     def _publish(self, held: Lease, place: Staging, product: Product, started: float) -> Entry:
         """Seal, rename, index."""
@@ -237,8 +252,10 @@ class Request:
                     "rank": held.owner.rank,
                 },
             )
-        except OSError as error:
-            raise self.root.failed(error, "writing history") from error
+        except OSError as error:  # history is for people; the build is as good without
+            import logging
+
+            logging.getLogger("nodecache").debug("the history of %s was not written: %s", self.root.path, error)
 
 
 def get_or_build(

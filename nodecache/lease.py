@@ -1,8 +1,8 @@
 """The lease: the right to build one recipe on this node, held by at most one process at any time.
 
 ``docs/lease.md`` writes the protocol down, with the reason for each step; the steps there, in the model
-(``tests/test_lease_model.py``) and here carry the same names: *seen, look, told, claim, check, write owner, sweep,
-build, publish, index, forget, record, erase, let go, ring*.
+(``tests/test_lease_model.py``) and here carry the same names: *seen, look, told, claim, check, look again, told again,
+write owner, sweep, build, publish, index, forget, record, erase, let go, ring*.
 
 The truth is a kernel lock on a file that is never unlinked here, so a dead holder is succeeded at once and a living one
 is never robbed, however long it is stopped. Ranks, ages, PIDs and clocks decide nothing.
@@ -15,7 +15,7 @@ import threading
 import time
 
 from nodecache import attempt, bell, lock, owner
-from nodecache.errors import LeaseTimeout, NestedLease
+from nodecache.errors import BuildInterrupted, LeaseLost, LeaseTimeout, NestedLease
 from nodecache.owner import Owner
 from nodecache.root import Root, ensure_folders
 from nodecache.waiting import Voice
@@ -47,9 +47,12 @@ if TYPE_CHECKING:
 
 _nesting = threading.local()
 
+ANSWER = 1.0
+"""Seconds that a file system has at least to answer a lock call."""
+
 
 class Lease:
-    """A held lease. Use :func:`take` to get one, and it as a context manager to let go.
+    """A held lease. Use :func:`take` to get one; :meth:`release` lets go.
 
     Attributes:
         attempt: id of this try at building.
@@ -62,29 +65,55 @@ class Lease:
         self.recipe = recipe
         self._claim = claim
         self._pid = os.getpid()
+        self._bell: lock.Descriptor | None = None
         self.successor_of = claim.previous()
         log = attempt.log_path(root, recipe, self.attempt)
         self.owner = owner.this_process(attempt=self.attempt, recipe=recipe, name=name, log=log)
-        claim.write(self.owner)
-        self._bell = bell.hang(bell_path(root, recipe))
+        try:
+            claim.write(self.owner)
+            self._bell = bell.hang(bell_path(root, recipe))
+        except OSError as error:
+            raise root.failed(error, "writing the owner record") from error
 
     def is_mine(self) -> bool:
         """Whether this very process (not a child that it forked) holds the lease."""
         return os.getpid() == self._pid and self._claim.is_mine()
 
+    def ensure_mine(self) -> None:
+        """Return if the lease still is this process's.
+
+        Raises:
+            BuildInterrupted: this is a child that was forked during the build.
+            LeaseLost: another process took it over, which only happens where there are no kernel locks.
+        """
+        if os.getpid() != self._pid:
+            raise BuildInterrupted(
+                f"The build of {self.owner.name!r} came back in another process than it began in. "
+                f"Do not return from a forked child in a build function."
+            )
+        if not self._claim.is_mine():
+            raise LeaseLost(
+                f"The lease of {self.owner.name!r} was taken over by another process during the build. Nothing was "
+                f"published here. Set NODECACHE_ROOT to a folder on a local disk, where locks work."
+            )
+
     def release(self) -> None:
         """Let go, then wake who waits. Never fails: the descriptors are this process's own."""
-        if os.getpid() != self._pid:
-            return
-        self._claim.release()
-        if self._bell is not None:
-            lock.close(self._bell)
+        if os.getpid() == self._pid:
+            self._claim.release()
+            if self._bell is not None:
+                lock.close(self._bell)
+
+    def __del__(self) -> None:
+        """Let go: an exception, such as a signal handler's, may come before whoever took it knows that it has it."""
+        if hasattr(self, "_bell"):
+            self.release()
 
 
 class KernelClaim:
     """A kernel lock on ``<root>/leases/<recipe>.lock``; its record lies in the locked file."""
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: lock.Descriptor, path: str) -> None:
         self._fd = fd
         self._path = path
 
@@ -101,10 +130,13 @@ class KernelClaim:
         return lock.held(self._fd)
 
     def release(self) -> None:
-        """Erase the record, and close."""
+        """Erase the record, and close. In a child that was forked since: nothing."""
         if lock.held(self._fd):
             owner.erase(self._fd)
             lock.close(self._fd)
+
+    def __del__(self) -> None:
+        self.release()
 
 
 def lock_path(root: Root, recipe: str) -> str:
@@ -117,8 +149,12 @@ def bell_path(root: Root, recipe: str) -> str:
     return root.at("leases", f"{recipe}.bell")
 
 
-def claim(root: Root, recipe: str) -> Claim | None:
-    """Ask for the recipe's lock without blocking; None while somebody else holds it."""
+def claim(root: Root, recipe: str, patience: float | None = None) -> Claim | None:
+    """Ask for the recipe's lock without blocking; None while somebody else holds it.
+
+    Raises:
+        LockSilent: the file system has not answered for ``patience`` seconds.
+    """
     path = lock_path(root, recipe)
     while True:
         try:
@@ -129,21 +165,43 @@ def claim(root: Root, recipe: str) -> Claim | None:
         except OSError as error:
             raise root.failed(error, "opening a lock file") from error
         try:
-            if not lock.try_exclusive(fd, path):
-                lock.close(fd)
+            if not lock.try_exclusive(fd, path, patience):
                 return None
-            if lock.is_current(fd, path):
-                return KernelClaim(fd, path)
         except lock.LocksUnsupported as error:
-            lock.close(fd)
-            from nodecache.softlease import soft_claim
-
-            return soft_claim(root, recipe, error)
-        except BaseException:
-            lock.close(fd)
-            raise
+            return _soft_claim(root, recipe, error)
+        held = KernelClaim(fd, path)
+        if lock.is_current(fd, path):
+            return None if _is_softly_held(root, recipe) else held
         # The path was unlinked or replaced between opening and locking: this is a lock on nothing.
         lock.close(fd)
+
+
+def _soft_claim(root: Root, recipe: str, cause: lock.LocksUnsupported) -> Claim | None:
+    from nodecache.softlease import soft_claim
+
+    # Locks that fail for one caller may have worked for another (a lock server that was restarted).
+    record = owner.read_path(lock_path(root, recipe))
+    if record is not None and owner.state(record) in ("running", "stopped"):
+        return None
+    return soft_claim(root, recipe, cause)
+
+
+def _is_softly_held(root: Root, recipe: str) -> bool:
+    """The same the other way round. Nothing is imported where there never was a soft lease."""
+    if not os.path.isdir(root.at("leases", f"{recipe}.soft")):
+        return False
+    from nodecache.softlease import is_held
+
+    return is_held(root, recipe)
+
+
+def holder(root: Root, recipe: str) -> Owner | None:
+    """The record of who holds the lease, or held it and died; None where there is none that can be read."""
+    if os.path.isdir(root.at("leases", f"{recipe}.soft")):
+        from nodecache.softlease import soft_holder
+
+        return soft_holder(root, recipe) or owner.read_path(lock_path(root, recipe))
+    return owner.read_path(lock_path(root, recipe))
 
 
 def take(
@@ -189,13 +247,16 @@ def take(
             failure = told()
             if failure is not None:
                 raise failure
-            held = claim(root, recipe)
+            try:
+                held = claim(root, recipe, None if deadline is None else max(ANSWER, deadline - time.monotonic()))
+            except lock.LockSilent as silence:
+                raise _unanswered(root, name, timeout or 0.0, silence) from None
             if held is not None:
                 return _look_again(root, recipe, name, held, look, told)
             left = float("inf") if deadline is None else deadline - time.monotonic()
-            holder = voice.wait_for(lambda: owner.read_path(lock_path(root, recipe)))
+            seen = voice.wait_for(lambda: holder(root, recipe))
             if left <= 0:
-                raise _timed_out(name, timeout or 0.0, holder)
+                raise _timed_out(name, timeout or 0.0, seen)
             ear.wait(min(left, voice.patience()))
     finally:
         ear.close()
@@ -224,22 +285,29 @@ def _look_again(
     return found
 
 
-def _timed_out(name: str, timeout: float, holder: Owner | None) -> LeaseTimeout:
-    if holder is None:
+def _unanswered(root: Root, name: str, timeout: float, silence: lock.LockSilent) -> LeaseTimeout:
+    return LeaseTimeout(
+        f"Waited {timeout:g} s for {name!r}: the file system has not answered a lock call on {silence} yet. "
+        f"{root.remedy()}"
+    )
+
+
+def _timed_out(name: str, timeout: float, seen: Owner | None) -> LeaseTimeout:
+    if seen is None:
         return LeaseTimeout(
             f"Waited {timeout:g} s for {name!r}, which another process has been building; it left no readable record. "
             f"Wait longer (timeout=), or see who has the lock file open (lsof)."
         )
-    state = owner.state(holder)
-    step = attempt.progress(holder.log)
-    seconds = time.time() - holder.since
+    state = owner.state(seen)
+    step = attempt.progress(seen.log)
+    seconds = max(0.0, time.time() - seen.since)
     remedy = {
-        "stopped": f"Continue it (kill -CONT {holder.pid}), or end it (kill -9) and its lease is free at once.",
+        "stopped": f"Continue it (kill -CONT {seen.pid}), or end it (kill -9) and its lease is free at once.",
         "dead": "It is dead; its lease is free as soon as the kernel has let go of it: call again.",
     }.get(state, "Wait longer (timeout=), or end it, and its lease is free at once.")
     return LeaseTimeout(
-        f"Waited {timeout:g} s for {name!r}, which {holder.label} has been building for {seconds:.0f} s "
-        f"({state}{', ' + step if step else ''}; log {holder.log}). {remedy}"
+        f"Waited {timeout:g} s for {name!r}, which {seen.label} has been building for {seconds:.0f} s "
+        f"({state}{', ' + step if step else ''}; log {seen.log}). {remedy}"
     )
 
 

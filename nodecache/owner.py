@@ -14,6 +14,23 @@ from nodecache.digest import digest_bytes
 
 _HEAD = b"nodecache-owner 1"
 _LIMIT = 1 << 16
+_PID_LIMIT = 1 << 31
+_NUMBER = (int, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "pid": (int,),
+    "start": (int,),
+    "pidns": (str,),
+    "host": (str,),
+    "boot_id": (str,),
+    "rank": _NUMBER,
+    "local_rank": _NUMBER,
+    "launcher": (str,),
+    "since": (int, float),
+    "attempt": (str,),
+    "recipe": (str,),
+    "name": (str,),
+    "log": (str,),
+}
 
 
 class Owner:
@@ -22,7 +39,7 @@ class Owner:
     Attributes:
         pid, start: process id, and its start in clock ticks since boot (``/proc/PID/stat``, field 22), which no
             change of the wall clock moves. (psutil's ``create_time`` adds the boot time, which does move.)
-        pidns: inode of the PID namespace in which ``pid`` means something.
+        pidns: the namespaces in which ``pid`` and ``start`` mean something.
         host, boot_id: the node.
         rank, local_rank, launcher: as the launcher says; labels only.
         since: wall-clock time at which the lease was taken, seconds since the epoch; for people.
@@ -51,7 +68,7 @@ class Owner:
             setattr(self, field, fields.get(field))
         self.pid: int
         self.start: int
-        self.pidns: int
+        self.pidns: str
         self.host: str
         self.boot_id: str
         self.rank: int | None
@@ -84,8 +101,8 @@ def this_process(*, attempt: str, recipe: str, name: str, log: str) -> Owner:
     here = node()
     return Owner(
         pid=os.getpid(),
-        start=start_ticks(os.getpid()),
-        pidns=pid_namespace(),
+        start=start_ticks("self"),
+        pidns=namespaces(),
         host=here.hostname,
         boot_id=here.boot_id,
         rank=here.rank,
@@ -112,15 +129,11 @@ def decode(data: bytes) -> Owner | None:
 
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if (
-        not isinstance(fields, dict)
-        or not isinstance(fields.get("pid"), int)
-        or not isinstance(fields.get("start"), int)
-    ):
+    if not isinstance(fields, dict) or not all(type(fields.get(name)) in kinds for name, kinds in _KINDS.items()):
         return None
-    return Owner(**fields)
+    return Owner(**fields) if 0 < fields["pid"] < _PID_LIMIT else None
 
 
 def read(fd: int) -> Owner | None:
@@ -129,13 +142,15 @@ def read(fd: int) -> Owner | None:
 
 
 def read_path(path: str) -> Owner | None:
-    """The record in a lock file, or None where there is no such file."""
+    """The record in a lock file, or None where there is no such file, or nothing that can be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         return read(fd)
+    except OSError:
+        return None
     finally:
         os.close(fd)
 
@@ -149,11 +164,14 @@ def write(fd: int, owner: Owner) -> None:
 
 def erase(fd: int) -> None:
     """Say that the lease was let go on purpose."""
-    os.ftruncate(fd, 0)
+    try:
+        os.ftruncate(fd, 0)
+    except OSError:  # the record then names one who is not there any more; it only explains
+        pass
 
 
-def start_ticks(pid: int) -> int:
-    """Start of a process in clock ticks since boot.
+def start_ticks(pid: int | str) -> int:
+    """Start of a process in clock ticks since boot; ``"self"`` is the caller, whichever numbers /proc goes by.
 
     Raises:
         ProcessLookupError: there is no such process in this PID namespace, or it is dead and waits to be reaped.
@@ -168,12 +186,23 @@ def start_ticks(pid: int) -> int:
     return int(fields[19])
 
 
-def pid_namespace() -> int:
-    """Inode of the PID namespace of this process."""
+def namespaces() -> str:
+    """The PID and the time namespace of this process: in others its number and its start are other numbers."""
+    found = []
+    for kind in ("pid", "time"):
+        try:
+            found.append(str(os.stat(f"/proc/self/ns/{kind}").st_ino))
+        except OSError:  # a kernel, or a /proc, without such namespaces
+            found.append("-")
+    return ".".join(found)
+
+
+def _can_see() -> bool:
+    """Whether /proc numbers processes as this process does: a container may have its host's /proc mounted."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:  # /proc without namespaces: all processes that can be seen share one
-        return 0
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def state(owner: Owner) -> str:
@@ -189,7 +218,7 @@ def state(owner: Owner) -> str:
     here = node()
     if owner.host == here.hostname and owner.boot_id != here.boot_id:
         return "dead"
-    if owner.boot_id != here.boot_id or owner.pidns != pid_namespace():
+    if owner.boot_id != here.boot_id or owner.pidns != namespaces() or not _can_see():
         return "unknown"
     try:
         if start_ticks(owner.pid) != owner.start:
@@ -197,4 +226,6 @@ def state(owner: Owner) -> str:
         status = psutil.Process(owner.pid).status()
     except (ProcessLookupError, psutil.NoSuchProcess):
         return "dead"
+    except (OSError, psutil.AccessDenied):
+        return "unknown"
     return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"

@@ -2,22 +2,31 @@
 
 It is dead only if that lock is free; then whoever builds next removes it, ends what is left of its compilers, and
 removes their temporary files. A folder of another node that shares the root is left alone: locks may not reach there.
+Where there are no kernel locks, a record of its owner lies in the lock file's place, and proof of its death is needed:
+no process of that number and start, or the lease's own verdict on that attempt.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import time
 
-from nodecache import lock
+from nodecache import lock, owner
 from nodecache.digest import digest_bytes
 from nodecache.errors import RootError
 from nodecache.root import Root, ensure_folders
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nodecache.owner import Owner
+
 MARK = "NODECACHE_ATTEMPT"
 """Environment variable by which every process of an attempt can be found."""
+
+_NAME = re.compile(r"(?P<host>[0-9a-f]{8})-(?P<boot>[0-9a-f]{8})\.(?P<mark>(?P<attempt>[0-9a-f]{16})\.[0-9]+)")
 
 
 class Staging:
@@ -30,7 +39,7 @@ class Staging:
         mark: value of :data:`MARK` in the environment of this build's processes.
     """
 
-    def __init__(self, path: str, mark: str, fd: int) -> None:
+    def __init__(self, path: str, mark: str, fd: lock.Descriptor | None) -> None:
         self.path = path
         self.mark = mark
         self.entry = f"{path}/entry"
@@ -43,7 +52,8 @@ class Staging:
         if os.getpid() != self._pid:
             return
         _remove_tree(self.path)
-        lock.close(self._fd)
+        if self._fd is not None:
+            lock.close(self._fd)
 
 
 def create(root: Root, attempt: str) -> Staging:
@@ -58,16 +68,10 @@ def create(root: Root, attempt: str) -> Staging:
         ensure_folders(root)
         try:
             os.mkdir(path, 0o700)
-            fd = lock.open_lock(f"{path}/lock")
-        except FileNotFoundError:
+            fd: lock.Descriptor | None = _lock_new(path, attempt)
+        except (FileNotFoundError, _Swept):
             continue
-        try:
-            mine = lock.try_exclusive(fd, f"{path}/lock")
-        except lock.LocksUnsupported:
-            mine = True
-        if mine and lock.is_current(fd, f"{path}/lock"):
-            break
-        lock.close(fd)
+        break
     else:
         raise RootError(f"{path} keeps vanishing while it is made. Stop whatever is cleaning {root.path}.")
     staging = Staging(path, mark, fd)
@@ -83,50 +87,89 @@ def create(root: Root, attempt: str) -> Staging:
     return staging
 
 
-def sweep(root: Root) -> list[str]:
+class _Swept(Exception):
+    """A sweeper took the folder for dead before it was locked."""
+
+
+def _lock_new(path: str, attempt: str) -> lock.Descriptor | None:
+    """Lock a folder that was just made; None where only a record can say whose it is."""
+    file = f"{path}/lock"
+    fd = lock.open_lock(file)
+    try:
+        if not lock.try_exclusive(fd, file):
+            raise _Swept
+    except lock.LocksUnsupported:
+        fd = lock.open_lock(file)
+        owner.write(fd, owner.this_process(attempt=attempt, recipe="", name="", log=""))
+        lock.close(fd)
+        return None
+    if not lock.is_current(fd, file):
+        lock.close(fd)
+        raise _Swept
+    return fd
+
+
+def sweep(root: Root, succeeded: Owner | None = None) -> list[str]:
     """Clean up after dead builders. Returns their marks.
+
+    Args:
+        succeeded: the dead holder of the lease that the caller has now.
 
     Concurrency: called under a lease, of any recipe. It never touches a folder whose builder lives: the builder's
     lock on it is the proof, whatever happened to the lock file of the lease.
     """
     dead = []
-    tag = _node_tag()
-    for name in os.listdir(root.at("staging")):
-        host, _, rest = name.partition("-")
-        boot, _, mark = rest.partition(".")
-        path = root.at("staging", name)
-        if f"{host}-{boot}" == tag:
-            if _sweep_one(path):
-                dead.append(mark)
-        elif boot == tag.partition("-")[2] and _sweep_one(path):  # another container of this kernel
-            dead.append(mark)
-        elif host == tag.partition("-")[0] and boot != tag.partition("-")[2]:  # this host before it was booted
-            _remove_tree(path)
-            dead.append(mark)
+    place = root.at("staging")
+    host, boot = _node_tag().split("-")
+    for name in _names(place):
+        found = _NAME.fullmatch(name)
+        # Locks reach within this kernel, other containers included; an earlier boot of this host holds none.
+        if found is None or (found["host"] != host and found["boot"] != boot):
+            continue
+        if _sweep_one(f"{place}/{name}", known=succeeded is not None and found["attempt"] == succeeded.attempt):
+            dead.append(found["mark"])
     if dead:
         reap(dead)
-        for mark in dead:  # what their compilers wrote before they were ended
-            for name in os.listdir(root.at("staging")):
-                if name.partition(".")[2] == mark:
-                    _remove_tree(root.at("staging", name))
+        for name in _names(place):  # what their compilers wrote before they were ended
+            if name.partition(".")[2] in dead:
+                _remove_tree(f"{place}/{name}")
     return dead
 
 
-def _sweep_one(path: str) -> bool:
-    """Remove a folder if its lock is free; whether a builder had it when it died."""
+def _names(folder: str) -> list[str]:
     try:
-        fd = lock.note(os.open, f"{path}/lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _sweep_one(path: str, *, known: bool) -> bool:
+    """Remove a dead builder's folder; whether a builder had it when it died.
+
+    Args:
+        known: the builder is known to be dead, where a record alone could not prove it.
+    """
+    file = f"{path}/lock"
+    try:
+        fd = lock.note(os.open, file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:  # being made, being removed, or its builder died in between: nothing is running there
         _remove_tree(path)
         return False
     except NotADirectoryError:
         return False
     try:
-        if not lock.try_exclusive(fd, f"{path}/lock") or not lock.is_current(fd, f"{path}/lock"):
+        if not lock.try_exclusive(fd, file):
+            return False
+    except lock.LocksUnsupported:
+        record = owner.read_path(file)
+        if not known and (record is None or owner.state(record) != "dead"):
             return False
         _remove_tree(path)
-    except lock.LocksUnsupported:
-        return False
+        return True
+    try:
+        if not lock.is_current(fd, file):
+            return False
+        _remove_tree(path)
     finally:
         lock.close(fd)
     return True

@@ -25,6 +25,7 @@ import time
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
+_LIMIT_SECONDS = 5.0
 
 
 def main(arguments: list[str]) -> int:
@@ -98,19 +99,26 @@ def _reap(child: int, status: int) -> int:
 
 
 def _end_tree() -> None:
-    """Kill and reap until there is no child left; an orphan becomes a child, so this ends."""
-    while True:
+    """Kill and reap until there is no child left; an orphan becomes a child, so this ends.
+
+    It gives up on what cannot be killed: another user's process, one that hangs in the kernel. Such a one can still
+    write, but only into a folder that is gone.
+    """
+    wait = 0.001
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while time.monotonic() < deadline:
         for pid in _descendants(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 continue
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
-        time.sleep(0.001)  # until the kernel has ended them; a process in the kernel's hands gives no other sign
+        time.sleep(wait)  # until the kernel has ended them; a process in the kernel's hands gives no other sign
+        wait = min(wait * 2, 0.1)
 
 
 def _descendants(pid: int) -> list[int]:

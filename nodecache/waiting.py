@@ -71,7 +71,7 @@ class Voice:
             "waiting for %r: %s has been building it for %.0f s%s; log: %s",
             self._name,
             self.holder.label,
-            time.time() - self.holder.since,
+            max(0.0, time.time() - self.holder.since),  # the wall clock may have been set back
             f", {step}" if step else "",
             self.holder.log,
         )
