@@ -7,6 +7,7 @@ folder with relative paths, on a snapshot of the sources, and write only there.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from nodecache.inputs import Inputs, learn, parse_dependencies, parse_link_depen
 from nodecache.jobs import job_count
 from nodecache.packages import package_folder
 from nodecache.spec import Flags
-from nodecache.staging import MARK
+from nodecache.staging import MARK, reap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ TAIL_LINES = 200
 
 _LINK_DEPENDENCIES = "link.d"
 _LONG = 100_000  # bytes; Linux takes no argument of 128 KiB, and ninja gives the shell the whole command as one
+# What the compiler driver says, in the C locale, when something below it was asked to end (strsignal's words).
+_ENDED_FROM_OUTSIDE = re.compile(r"(?:Terminated|Hangup|Interrupt) signal terminated program")
+
 _CANNOT_SAY_WHERE = ("ninja: build stopped", "FAILED: ")
 
 
@@ -320,14 +324,19 @@ class Supervised:
         control_read, self._control = lock.pipe()
         self._status, status_write = lock.pipe()
         builder = _pidfd()
-        given = [fd for fd in (builder, control_read, status_write) if fd >= 0]
+        given = [control_read, status_write, *([] if builder is None else [builder])]
         program = os.path.join(os.path.dirname(__file__), "supervise.py")
         try:
             with open(self._log, "ab") as log:
                 self._process = subprocess.Popen(
                     [
                         *(sys.executable or "python3", "-I", "-S", program),
-                        *(str(builder), str(control_read), str(status_write), self._staging.path),
+                        *(
+                            str(-1 if builder is None else builder),
+                            str(control_read),
+                            str(status_write),
+                            self._staging.path,
+                        ),
                         *self._command,
                     ],
                     cwd=self._staging.path,
@@ -358,19 +367,24 @@ class Supervised:
 
     def __exit__(self, *_: object) -> None:
         self._close()
-        self._process.wait()
+        if self._process.wait() != 0:  # it was killed itself: what it watched over is nobody's now
+            reap([self._staging.mark])
 
     def _close(self) -> None:
+        try:
+            os.write(self._control, b".")  # a child forked behind Python's back may keep the pipe itself open
+        except OSError:
+            pass
         lock.close(self._control)
         lock.close(self._status)
 
 
-def _pidfd() -> int:
-    """A descriptor that becomes readable when this process is dead, or -1 where the kernel has none."""
+def _pidfd() -> lock.Descriptor | None:
+    """A descriptor that becomes readable when this process is dead, or None where the kernel has none."""
     try:
         return lock.note(os.pidfd_open, os.getpid())
     except OSError:
-        return -1
+        return None
 
 
 def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str, log: str) -> None:
@@ -381,7 +395,8 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
     if word == "exit" and number == 0:
         return
     output = _output(log)
-    if word != "exit" or number == 130:  # ninja's status when a signal stopped its commands
+    # 130 is ninja's status when a signal stopped it. Whoever ends a whole job signals the compilers first or alone.
+    if word != "exit" or number == 130 or _ENDED_FROM_OUTSIDE.search(output):
         raise BuildInterrupted(
             f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
             f"the log is {log}. Call again."
