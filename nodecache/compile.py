@@ -183,17 +183,19 @@ def _plan(
             )
         else:
             command = [
-                *recipe.compiler.command,
-                *("-MD", "-MF", f"obj/{number}.d", "-fPIC"),
+                *recipe.command,
                 *maps,
                 *defines,
                 *framework.cflags,
-                *("-iquote", folder),
+                *("-fPIC", "-iquote", folder),
                 *recipe.cflags,
                 *search,
+                *([f"-Wa,--MD,obj/{number}.as.d"] if recipe.compiler.as_deps else []),
+                # Behind the user's flags, so that what was read is always written here.
+                *("-MD", "-MF", f"obj/{number}.d", "-MT", target),
                 *("-c", name, "-o", target),
             ]
-        steps.append((f"compile {os.path.basename(source.path)}", target, [name], command))
+        steps.append((f"compile {os.path.basename(source.path)}", target, [], command))
     dependency = [f"-Wl,--dependency-file=obj/{_LINK_DEPENDENCIES}"] if recipe.compiler.link_deps else []
     toolkit = recipe.cuda.link_flags() if recipe.cuda else []
     output = f"entry/{spec.file_name}"

@@ -118,7 +118,7 @@ _CHOOSE_ARCHITECTURE = ("-arch", "--gpu-architecture", "-gencode", "--generate-c
 
 def _asks_for_native(flags: list[str]) -> bool:
     """Whether nvcc is told to compile for the GPUs that it sees."""
-    pairs = zip(flags, [*flags[1:], ""], strict=True)
+    pairs = zip(flags, [*flags[1:], ""], strict=False)
     names = ("-arch", "--gpu-architecture")
     return any(
         flag in [f"{name}=native" for name in names] or (flag in names and after == "native") for flag, after in pairs
@@ -128,7 +128,7 @@ def _asks_for_native(flags: list[str]) -> bool:
 def host_choice(flags: list[str]) -> str | None:
     """The host compiler that ``-ccbin`` names, or None."""
     chosen = None
-    for flag, after in zip(flags, [*flags[1:], ""], strict=True):
+    for flag, after in zip(flags, [*flags[1:], ""], strict=False):
         option, equals, value = flag.partition("=")
         if option in ("-ccbin", "--compiler-bindir"):
             chosen = value if equals else after
