@@ -14,7 +14,7 @@ from nodecache.errors import ToolchainError
 from nodecache.root import Root, make_folder, replace_file
 from nodecache.spec import split_words
 
-_HEAD = "nodecache-tool 2"
+_HEAD = b"nodecache-tool 2"
 # Variables that make a compiler another one.
 _CHANGES_IT = ("GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS")
 # Variables that add search folders or make the compiler write files: not part of what it is by itself.
@@ -177,10 +177,10 @@ def recall_lines(memory: str, prints: dict[str, str] | None = None) -> list[str]
     """
     known = prints or {}
     try:
-        head, check, body = read_own(memory).decode("utf-8", "surrogateescape").split("\n", 2)
-        if head != _HEAD or check != digest_bytes(body.encode("utf-8", "surrogateescape")):
+        head, check, body = read_own(memory).split(b"\n", 2)
+        if head != _HEAD or check != digest_bytes(body).encode():
             return None
-        lines = body.split("\n")
+        lines = os.fsdecode(body).split("\n")
         guards = [line.split("\t", 2) for line in lines if line.startswith("guard\t")]
         if any((known.get(path) or _fingerprint(path)) != print_ for _, print_, path in guards):
             return None
@@ -193,8 +193,8 @@ def remember_lines(root: Root, memory: str, lines: list[str], guards: list[str])
     """Remember an answer for as long as the programs ``guards`` stay the same."""
     make_folder(root, root.at("tools"))
     body = "\n".join([*lines, *(f"guard\t{_fingerprint(path)}\t{path}" for path in guards)])
-    raw = body.encode("utf-8", "surrogateescape")
-    replace_file(root, memory, f"{_HEAD}\n{digest_bytes(raw)}\n".encode() + raw)
+    raw = os.fsencode(body)
+    replace_file(root, memory, b"%s\n%s\n%s" % (_HEAD, digest_bytes(raw).encode(), raw))
 
 
 _FIELDS = (
@@ -251,7 +251,8 @@ def run_tool(command: list[str]) -> tuple[int, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{' '.join(command)} does not work: {error}. Correct CXX or your PATH.") from error
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+    # Bytes that are no text are kept as what they were, and paths in any locale.
+    return done.returncode, os.fsdecode(done.stdout)
 
 
 def _ask(command: list[str], found: list[str], linker: str | None) -> dict[str, list[str]]:

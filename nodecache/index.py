@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.inputs import Eyes
 
-_HEAD = "nodecache-index 3"
+_HEAD = b"nodecache-index 3"
 KEEP = 32
 """Keys that a recipe's index remembers; with more states of the headers than this, the oldest is built again."""
 
@@ -86,11 +86,10 @@ def _names(root: Root, recipe: str) -> list[str]:
 def read(root: Root, recipe: str, name: str) -> Record | None:
     """An index file; None when it is gone, damaged, or from a version that is not known."""
     try:
-        text = read_own(root.at("recipes", recipe, name)).decode("utf-8", "surrogateescape")
-        head, check, body = text.split("\n", 2)
-        if head != _HEAD or check != digest_bytes(body.encode("utf-8", "surrogateescape")):
+        head, check, body = read_own(root.at("recipes", recipe, name)).split(b"\n", 2)
+        if head != _HEAD or check != digest_bytes(body).encode():
             return None
-        return parse(name, body)
+        return parse(name, os.fsdecode(body))  # paths, in whatever locale this process runs
     except (OSError, ValueError):
         return None
 
@@ -179,7 +178,7 @@ def _write(root: Root, recipe: str, name: str, key: str, inputs: Inputs, outputs
         status = os.lstat(f"{entry_path(root, key)}/{file}")
         lines.append(f"out\t{digest}\t{status.st_size}\t{status.st_mtime_ns}.{status.st_ino}\t{file}")
     lines += inputs.lines()
-    raw = "\n".join(lines).encode("utf-8", "surrogateescape")
+    raw = os.fsencode("\n".join(lines))
     folder = root.at("recipes", recipe)
     make_folder(root, folder)
-    replace_file(root, f"{folder}/{name}", f"{_HEAD}\n{digest_bytes(raw)}\n".encode() + raw)
+    replace_file(root, f"{folder}/{name}", b"%s\n%s\n%s" % (_HEAD, digest_bytes(raw).encode(), raw))

@@ -74,7 +74,7 @@ class Inputs:
         parts = [("file", f"{place} {digest}") for place, digest in self.files]
         parts += [("package", f"{name} {digest}") for name, digest in self.packages]
         parts += [("system", f"{path} {digest}") for path, digest in self.system]
-        return digest_items([("recipe", recipe), *sorted(parts)])
+        return digest_items([("recipe", recipe), *sorted(parts, key=lambda part: (part[0], os.fsencode(part[1])))])
 
     def lines(self) -> list[str]:
         """As text, one input a line."""
