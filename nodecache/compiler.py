@@ -10,7 +10,7 @@ import os
 import stat
 
 from nodecache.digest import digest_bytes, digest_items, read_own
-from nodecache.errors import ToolchainError
+from nodecache.errors import RootError, ToolchainError
 from nodecache.root import Root, make_folder, replace_file
 from nodecache.spec import split_words
 
@@ -190,11 +190,16 @@ def recall_lines(memory: str, prints: dict[str, str] | None = None) -> list[str]
 
 
 def remember_lines(root: Root, memory: str, lines: list[str], guards: list[str]) -> None:
-    """Remember an answer for as long as the programs ``guards`` stay the same."""
-    make_folder(root, root.at("tools"))
+    """Remember an answer for as long as the programs ``guards`` stay the same; a root that is full forgets it."""
     body = "\n".join([*lines, *(f"guard\t{_fingerprint(path)}\t{path}" for path in guards)])
     raw = os.fsencode(body)
-    replace_file(root, memory, b"%s\n%s\n%s" % (_HEAD, digest_bytes(raw).encode(), raw))
+    try:
+        make_folder(root, root.at("tools"))
+        replace_file(root, memory, b"%s\n%s\n%s" % (_HEAD, digest_bytes(raw).encode(), raw))
+    except RootError as error:
+        import logging
+
+        logging.getLogger("nodecache").debug("%s is not remembered: %s", lines[:1], error)
 
 
 _FIELDS = (

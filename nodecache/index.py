@@ -155,7 +155,7 @@ def add(root: Root, recipe: str, entry: Entry, inputs: Inputs, files: dict[str, 
 def _drop(path: str) -> None:
     try:
         os.unlink(path)
-    except FileNotFoundError:
+    except OSError:  # gone, or no file: then it is none that is read
         pass
 
 

@@ -318,7 +318,11 @@ def replace_file(root: Root, path: str, data: bytes) -> None:
                 view = view[os.write(fd, view) :]
         finally:
             os.close(fd)
-        os.rename(temporary, path)
+        try:
+            os.rename(temporary, path)
+        except IsADirectoryError:  # it cannot be meant
+            os.rename(path, f"{temporary}.folder.tmp")
+            os.rename(temporary, path)
     except OSError as error:
         try:
             os.unlink(temporary)
