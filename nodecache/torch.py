@@ -304,7 +304,7 @@ def framework_flags(*, with_cuda: bool, standalone: bool) -> Flags:
     device = "cuda" if with_cuda else "cpu"
     search = [word for path in _device_paths(cpp_extension.include_paths, device) for word in ("-isystem", path)]
     # In no public function: until 2.8 torch told pybind11 the compiler's ABI so.
-    old = torch.__version__ < (2, 9)
+    old = [int(part) for part in torch.__version__.split(".")[:2]] < [2, 9]
     abi: list[str] = getattr(cpp_extension, "_get_pybind11_abi_build_flags", list)() if old else []
     common = [*abi, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *search]
     if not standalone:

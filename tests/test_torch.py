@@ -59,6 +59,7 @@ def test_parameters_and_defaults_are_those_of_the_installed_torch(name):
     assert theirs == ours
 
 
+@pytest.mark.timeout(600)
 def test_inline_functions_are_bound_and_a_hit_starts_no_process(monkeypatch):
     module = drop_in.load_inline("twice", TWICE, functions=["twice"])
     assert module.twice(torch.ones(2)).tolist() == [2, 2]
