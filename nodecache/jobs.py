@@ -40,7 +40,8 @@ def _groups() -> dict[str, str]:
     """Cgroup path of this process by controller; the unified hierarchy's is under ``""``."""
     groups = {}
     for line in (_read("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         for controller in controllers.split(","):
             groups[controller] = path.rstrip("/")
     return groups
@@ -73,7 +74,8 @@ def _cpu_quota() -> float | None:
 def _available_memory() -> int | None:
     """Bytes available to this process: the machine's, or the cgroup's limit less what it uses."""
     lines = (_read("/proc/meminfo") or "").splitlines()
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    found = [int(word) * 1024 for word in words[1:2] if word.isdecimal()]
     groups = _groups()
     files = ("memory.max", "memory.current", "memory.stat")
     old_files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
@@ -89,4 +91,5 @@ def _available_memory() -> int | None:
 def _reclaimable(detail: str) -> int:
     """Bytes of file cache that the kernel drops when memory is asked for."""
     numbers = dict(line.split(" ", 1) for line in detail.splitlines() if " " in line)
-    return int(numbers.get("total_inactive_file", numbers.get("inactive_file", "0")))
+    said = numbers.get("total_inactive_file", numbers.get("inactive_file", "0"))
+    return int(said) if said.isdecimal() else 0
