@@ -78,6 +78,7 @@ class Request:
         items: the recipe's named values.
         name: for messages.
         kind: ``module``, ``library``, ``program``, or the caller's own.
+        seen: the last failure's id when the call began, before it looked: what fails after that is told to it.
         build: fills ``staging.entry``; gets the staging folder and the attempt's id.
         failed_inputs: what a failed build is known to have read, as text.
         leaf: whether it may be built inside another build.
@@ -94,6 +95,7 @@ class Request:
         name: str,
         kind: str,
         roots: list[str],
+        seen: str | None,
         build: Callable[[Staging, str], Product],
         failed_inputs: Callable[[Staging], str] = lambda _: "",
         leaf: bool = False,
@@ -107,8 +109,7 @@ class Request:
         self.failed_inputs = failed_inputs
         self.leaf = leaf
         self.eyes = Eyes(roots)
-        # seen: what fails after this instant is told to this call.
-        self._seen = attempt.last_failure(root, recipe)
+        self._seen = seen
 
     def look(self) -> Entry | None:
         """The entry as things are now, or None."""
@@ -170,7 +171,9 @@ class Request:
             except BuildError as error:
                 if not held.is_mine():
                     raise
-                self._record(held, error, self.failed_inputs(place))
+                inputs = self.failed_inputs(place)
+                place.remove()  # before anybody can be told: after that, perhaps nobody builds and sweeps for long
+                self._record(held, error, inputs)
                 self._note(held, "failed", started)
                 raise
             held.ensure_mine()
@@ -214,6 +217,7 @@ class Request:
                 logging.getLogger("nodecache").warning("%r is used but not kept: %s", self.name, product.raced)
                 return Entry("", place.entry, published=False)
             found = entry.publish(self.root, place.entry, key)
+            place.remove()  # before anybody can find it, for the same reason
             index.add(
                 self.root, self.recipe, found, product.inputs, (entry.read_manifest(found.path) or manifest)["files"]
             )
@@ -318,7 +322,10 @@ def get_or_build(
         return Product(Inputs(), {})
 
     recipe = digest_items(items)
-    request = Request(place, recipe, items=items, name=kind, kind=f"folder {kind}", roots=[], build=run, leaf=leaf)
+    seen = attempt.last_failure(place, recipe)
+    request = Request(
+        place, recipe, items=items, name=kind, kind=f"folder {kind}", roots=[], seen=seen, build=run, leaf=leaf
+    )
     found = request.look()
     if found is None:
         outcomes: list[Outcome] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 
+from nodecache.attempt import last_failure
 from nodecache.errors import LoadError
 from nodecache.index import look
 from nodecache.inputs import Eyes
@@ -116,21 +117,20 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
     began = time.monotonic()
     place = open_root(root)
     recipe = Recipe(place, spec)
+    seen = last_failure(place, recipe.key)
     entry = look(place, recipe.key, Eyes(recipe.roots))
     if entry is not None:
-        path = entry.file(spec.file_name)
-        known = _modules.get(path)
-        if known is not None:
-            return known
         try:
-            return _use(spec, path, "hit", entry.key, began)
+            return _use(spec, entry.file(spec.file_name), "hit", entry.key, began)
         except FileNotFoundError:
             # A pruner or temp cleaner took it between the look and the load: a miss.
             pass
-    return _miss(place, spec, recipe, verbose=verbose, timeout=timeout, began=began)
+    return _miss(place, spec, recipe, seen=seen, verbose=verbose, timeout=timeout, began=began)
 
 
-def _miss(place: Root, spec: Spec, recipe: Recipe, *, verbose: bool, timeout: float | None, began: float) -> Any:
+def _miss(
+    place: Root, spec: Spec, recipe: Recipe, *, seen: str | None, verbose: bool, timeout: float | None, began: float
+) -> Any:
     """Wait for the entry or build it, then load it."""
     from nodecache.cache import Request
     from nodecache.compile import Built, compile_spec, known_inputs, write_log_head
@@ -165,6 +165,7 @@ def _miss(place: Root, spec: Spec, recipe: Recipe, *, verbose: bool, timeout: fl
             name=spec.name,
             kind=spec.kind,
             roots=recipe.roots,
+            seen=seen,
             build=build,
             failed_inputs=lambda staging: known_inputs(recipe, staging),
         )
