@@ -60,7 +60,18 @@ class Toolkit:
         dependencies: str,
     ) -> list[str]:
         """The nvcc command for one source. ``host_flags`` go to the host compiler as they are."""
-        host = [word for flag in host_flags for word in ("-Xcompiler", flag.replace(",", "\\,"))]
+        import shlex
+
+        waiting = iter(flags)
+        flags = []
+        for flag in waiting:
+            # nvcc cannot take every folder; its host compiler can, and is who reads headers.
+            if flag in ("-I", "-isystem", "-iquote"):
+                host_flags = [*host_flags, flag + next(waiting, "")]
+            else:
+                flags.append(flag)
+        # What nvcc passes on, it splits at commas and gives to a shell.
+        host = [word for flag in host_flags for word in ("-Xcompiler", shlex.quote(flag).replace(",", "\\,"))]
         chosen = [] if os.environ.get("NVCC_CCBIN") or host_choice(flags) else ["-ccbin", compiler[-1]]
         return [
             *(self.nvcc, *chosen, *self.flags, *host),

@@ -339,7 +339,7 @@ def parse_dependencies(text: str) -> list[str]:
 
     Source: GNU make's syntax as GCC's ``-MD`` writes it: a backslash ends a line that goes on; a space or tab of the
     name has a backslash before it, and backslashes before that are doubled; a hash has one backslash; a dollar is
-    doubled.
+    doubled (nvcc leaves it single).
     """
     found: list[str] = []
     for rule in text.replace("\\\n", " ").split("\n"):
@@ -363,12 +363,9 @@ def parse_dependencies(text: str) -> list[str]:
                 if word:
                     found.append(word)
                 word = ""
-            elif character == "$" and not dollar:
-                dollar = True
-                continue
-            else:
+            elif not (dollar and character == "$"):
                 word += character
-            dollar = False
+            dollar = character == "$" and not dollar
     return found
 
 
