@@ -24,6 +24,7 @@ from nodecache.extension import load
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.cache import get_or_build as get_or_build
+    from nodecache.explanation import explain as explain
     from nodecache.inline import load_inline as load_inline
     from nodecache.node import node as node
 
@@ -41,6 +42,7 @@ __all__ = [
     "SpecError",
     "ToolchainError",
     "UnsafeRoot",
+    "explain",
     "get_or_build",
     "load",
     "load_inline",
@@ -48,7 +50,12 @@ __all__ = [
 ]
 
 # What a hit does not need is imported when it is first asked for.
-_LATER = {"get_or_build": "nodecache.cache", "load_inline": "nodecache.inline", "node": "nodecache.node"}
+_LATER = {
+    "explain": "nodecache.explanation",
+    "get_or_build": "nodecache.cache",
+    "load_inline": "nodecache.inline",
+    "node": "nodecache.node",
+}
 
 
 def __getattr__(name: str) -> object:
