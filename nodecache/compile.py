@@ -41,7 +41,8 @@ _LONG = 100_000  # bytes; Linux takes no argument of 128 KiB, and ninja gives th
 # What the compiler driver says, in the C locale, when something below it was asked to end (strsignal's words).
 _ENDED_FROM_OUTSIDE = re.compile(r"(?:Terminated|Hangup|Interrupt) signal terminated program")
 
-_CANNOT_SAY_WHERE = ("ninja: build stopped", "FAILED: ")
+# What the log holds besides the tools' output: its head, the steps and their commands, and ninja's own words.
+_OURS = re.compile(r"# |> |\[\d+/\d+\] |FAILED: |\. \./step/\d+\.sh|ninja: build stopped")
 
 
 class Built:
@@ -163,7 +164,7 @@ def _plan(
             maps.append(f"-ffile-prefix-map={folder}=/nodecache/root{number}")
     framework = spec.framework_flags() if spec.framework_flags else Flags([], [], [])
     defines = [f"-DNODECACHE_MODULE_NAME={spec.name}", f"-DTORCH_EXTENSION_NAME={spec.name}"]
-    steps = []
+    steps: list[tuple[str, str, list[str], list[str]]] = []
     objects = []
     for number, source in enumerate(spec.sources):
         name = _snapshot_name(number, source)
@@ -227,17 +228,23 @@ def _snapshot(root: Root, spec: Spec, staging: Staging) -> None:
 
 
 def _write_ninja(root: Root, staging: Staging, steps: list[tuple[str, str, list[str], list[str]]], log: str) -> None:
-    """One rule a step; each says in the log that it begins, because ninja tells of it only when it has ended."""
-    lines = ["rule step", "  command = $run", "  description = $what", ""]
+    """One rule a step, and a script a step, which says in the log that it begins: ninja tells of it when it has ended.
+
+    The scripts keep the shell's part out of what ninja repeats when a step fails.
+    """
+    lines = ["rule step", "  command = . $script", "  description = $what", ""]
     to_log = f">> {shlex.quote(log)}"
     try:
+        os.mkdir(f"{staging.path}/step")
         for number, (what, output, inputs, command) in enumerate(steps, 1):
-            said = shlex.quote(f"> step {number} of {len(steps)}: {what}")
             words = shlex.join(_shortened(staging, number, command))
+            said = shlex.quote(f"> step {number} of {len(steps)}: {what}\n> {words}\n")
             # Not every ninja tells the status, and that of a killed compiler says most.
-            run = f'echo {said} {to_log}; {words} || {{ s=$?; echo "> exit status $s" {to_log}; exit $s; }}'
+            end = f'{{ s=$?; echo "> exit status $s" {to_log}; exit $s; }}'
+            with open(f"{staging.path}/step/{number}.sh", "xb") as file:
+                file.write(os.fsencode(f"printf %s {said} {to_log}\n{words} || {end}\n"))
             lines.append(f"build {output}: step {' '.join(inputs)}")
-            lines += [f"  run = {run.replace('$', '$$')}", f"  what = {what.replace('$', '$$')}"]
+            lines += [f"  script = ./step/{number}.sh", f"  what = {what.replace('$', '$$')}"]
         with open(f"{staging.path}/build.ninja", "xb") as file:
             file.write(os.fsencode("\n".join(lines) + "\n"))
     except OSError as error:
@@ -391,7 +398,7 @@ def _pidfd() -> lock.Descriptor | None:
 
 def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str, log: str) -> None:
     """Run ninja; turn what went wrong into the right exception."""
-    command = [_ninja(), "-v", "-j", str(job_count())]
+    command = [_ninja(), "-j", str(job_count())]
     with Supervised(root, staging, command, log, recipe.environment) as tools:
         word, number = tools.wait()
     if word == "exit" and number == 0:
@@ -425,6 +432,7 @@ def _raise_if_limited(root: Root, staging: Staging, output: str) -> None:
     """A tool that could not write did not fail; this machine refused it something."""
     import errno
 
+    said = "\n".join(line for line in output.splitlines() if not _quotes_the_source(line))
     for sentence, number in (
         ("No space left on device", errno.ENOSPC),
         ("Disk quota exceeded", errno.EDQUOT),
@@ -432,7 +440,7 @@ def _raise_if_limited(root: Root, staging: Staging, output: str) -> None:
         ("File too large", errno.EFBIG),
         ("Read-only file system", errno.EROFS),
     ):
-        if sentence not in output:
+        if sentence not in said:
             continue
         temporary = os.path.realpath(staging.tmp)
         elsewhere = os.stat(temporary).st_dev != os.stat(root.path).st_dev
@@ -442,6 +450,11 @@ def _raise_if_limited(root: Root, staging: Staging, output: str) -> None:
                 f"left). Nothing was published. Free some, or set TMPDIR to a folder with more."
             )
         raise root.failed(OSError(number, os.strerror(number)), "compiling")
+
+
+def _quotes_the_source(line: str) -> bool:
+    """Whether a line repeats the programmer's own words: a command, a marked line of source, ``#error``."""
+    return bool(re.match(r"\[\d|> |\s*\d* \||[^:]+:\d+:(\d+:)? (error|warning|note):", line))
 
 
 def _free(path: str) -> int:
@@ -463,7 +476,7 @@ def first_error(output: str) -> str:
         for line in lines:
             if mark in line and not line.startswith((">", "[", "#")):
                 return line.strip()
-    said = [line for line in lines if not line.startswith((">", "#", *_CANNOT_SAY_WHERE)) and line[:1] != "["]
+    said = [line for line in lines if not _OURS.match(line)]
     return said[-1].strip() if said else "the tool said nothing"
 
 
@@ -473,10 +486,11 @@ def _says_killed(line: str) -> bool:
 
 
 def failure_text(name: str, output: str, log: str) -> str:
-    """What the builder's exception says: cause, the tail of the output, where the rest is, remedy."""
-    lines = output.splitlines()
+    """What the builder's exception says: cause, the tail of the tools' output, where the rest is, remedy."""
+    said = output.splitlines()
+    lines = [line for line in said if not _OURS.match(line)] or [line for line in said if line.startswith("> exit")]
     remedy = "Correct the cause and call again."
-    if any(_says_killed(line) for line in lines):
+    if any(_says_killed(line) for line in said):
         remedy = "Run fewer compilers at once (NODECACHE_JOBS=1), or give the job more memory, and call again."
     cut = f"(the last {TAIL_LINES} lines)\n" if len(lines) > TAIL_LINES else ""
     tail = "\n".join(lines[-TAIL_LINES:])
