@@ -57,14 +57,14 @@ def look(root: Root, recipe: str, eyes: Eyes) -> Entry | None:
         record = read(root, recipe, name)
         if record is None:
             continue
-        folders = eyes.same(record.inputs)
-        if folders is None:
+        renewed = eyes.same(record.inputs)
+        if renewed is None:
             continue
         sound, fresh = _outputs(root, record)
         if not sound:
             continue
-        if folders or not fresh:
-            _refresh(root, recipe, record, folders)
+        if renewed or not fresh:
+            _refresh(root, recipe, record)
         return Entry(record.key, entry_path(root, record.key))
     return None
 
@@ -159,10 +159,8 @@ def _drop(path: str) -> None:
         pass
 
 
-def _refresh(root: Root, recipe: str, record: Record, folders: list[tuple[str, int]]) -> None:
+def _refresh(root: Root, recipe: str, record: Record) -> None:
     """Write down what the digests have shown, so that the next look need not compute them."""
-    if folders:
-        record.inputs.folders = folders
     outputs = [(name, digest) for digest, _, _, name in record.outputs]
     try:
         _write(root, recipe, record.name, record.key, record.inputs, outputs)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from nodecache.digest import digest_file, digest_items
 from nodecache.packages import COVERED, identity, locate
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from nodecache.recipe import Recipe
 
 _LOCAL = "/usr/local"
+_TICKS = 50_000_000  # ns; five ticks of the slowest kernel clock
+BIG = 1 << 20
+"""Bytes from which a file is only digested anew when its status has changed."""
 LIBRARIES = 1000
 """Rank from which a root is a folder of libraries; below it, one of headers, in the order of search."""
 
@@ -42,9 +46,10 @@ class Inputs:
         packages: ``(name, identity)``.
         system: ``(absolute path, digest)``.
         folders: ``(absolute path, mtime in ns)`` of the folders of ``system``: a guard, not part of the key.
+        seen: by place, how the status of a big file looked when it was digested: a guard likewise.
     """
 
-    __slots__ = ("_system", "_system_lines", "files", "folders", "packages", "shadows", "veils")
+    __slots__ = ("_system", "_system_lines", "files", "folders", "packages", "seen", "shadows", "veils")
 
     def __init__(self) -> None:
         self.files: list[tuple[str, str]] = []
@@ -52,6 +57,7 @@ class Inputs:
         self.veils: list[tuple[int, int, list[str]]] = []
         self.packages: list[tuple[str, str]] = []
         self.folders: list[tuple[str, int]] = []
+        self.seen: dict[str, str] = {}
         self._system: list[tuple[str, str]] = []
         self._system_lines: list[str] = []
 
@@ -84,6 +90,7 @@ class Inputs:
             *(f"veil\t{number} {mtime}\t{_quote('/'.join(names))}" for number, mtime, names in self.veils),
             *(f"package\t{digest}\t{name}" for name, digest in self.packages),
             *(f"folder\t{mtime}\t{_quote(path)}" for path, mtime in self.folders),
+            *(f"seen\t{print_}\t{_quote(place)}" for place, print_ in self.seen.items()),
             *(f"system\t{digest}\t{_quote(path)}" for path, digest in self.system),  # the last, see parse
         ]
 
@@ -110,6 +117,8 @@ class Inputs:
                 found.veils.append((int(number), int(mtime), _unquote(second).split("/")))
             elif sort == "package":
                 found.packages.append((second, first))
+            elif sort == "seen":
+                found.seen[_unquote(second)] = first
             elif sort == "folder":
                 found.folders.append((_unquote(second), int(first)))
         return found
@@ -177,10 +186,28 @@ class Eyes:
         except OSError:  # gone, and nothing in it
             return True
 
-    def same(self, inputs: Inputs) -> list[tuple[str, int]] | None:
-        """Whether these inputs are unchanged: None, or what of their guards is to be written down anew."""
+    def _is_same(self, inputs: Inputs, place: str, digest: str) -> bool:
+        path = self.path(place)
+        print_ = inputs.seen.get(place)
+        if print_ is None:
+            return self.digest(path) == digest
+        now = _print(path)
+        if now and now == print_:
+            return True
+        if self.digest(path) != digest:
+            return False
+        inputs.seen[place] = now
+        return True
+
+    def same(self, inputs: Inputs) -> bool | None:
+        """Whether these inputs are unchanged.
+
+        Returns:
+            None where they are not; else whether the guards in ``inputs`` are new and worth writing down.
+        """
+        seen = dict(inputs.seen)
         try:
-            if any(self.digest(self.path(place)) != digest for place, digest in inputs.files):
+            if not all(self._is_same(inputs, place, digest) for place, digest in inputs.files):
                 return None
             if not all(self._is_gone(self.path(place)) for place in inputs.shadows):
                 return None
@@ -190,11 +217,14 @@ class Eyes:
                 return None
             # Before the digests, so that what changes in between shows at the next look.
             folders = [(folder, _mtime(folder)) for folder, _ in inputs.folders]
-            if folders == inputs.folders:
-                return []
-            return folders if all(self.digest(path) == digest for path, digest in inputs.system) else None
+            if folders != inputs.folders:
+                if any(self.digest(path) != digest for path, digest in inputs.system):
+                    return None
+                inputs.folders = [(folder, _settled(mtime)) for folder, mtime in folders]
+                return True
         except (IndexError, ValueError):
             return None
+        return seen != inputs.seen
 
 
 def _mtime(folder: str) -> int:
@@ -202,6 +232,23 @@ def _mtime(folder: str) -> int:
         return os.stat(folder).st_mtime_ns
     except OSError:
         return -1
+
+
+def _settled(mtime: int) -> int:
+    """A time to compare with, or one that never is: within one tick of the kernel's clock changes look alike."""
+    return mtime if mtime < time.time_ns() - _TICKS else -2
+
+
+def _print(path: str) -> str:
+    """What of a file's status changes with its content, and cannot be set back; empty when it is too new to tell."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    newest = max(status.st_mtime_ns, status.st_ctime_ns)
+    if newest >= time.time_ns() - _TICKS:
+        return ""
+    return f"{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}.{status.st_ino}.{status.st_dev}"
 
 
 def learn(
@@ -248,10 +295,12 @@ def learn(
             if _is_as_new(path, began):
                 changed = f"{path} changed"
             if _below(real, system) and not _below(real, [_LOCAL]):
-                folders.setdefault(os.path.dirname(real), _mtime(os.path.dirname(real)))
+                folders.setdefault(os.path.dirname(real), _settled(_mtime(os.path.dirname(real))))
                 found.system.append((real, digest_file(real)))
                 continue
             place, before = _place(recipe, path, linked=path in linked)
+            if os.path.getsize(path) >= BIG:
+                found.seen[place] = _print(path)
             found.files.append((place, digest_file(path)))
         except OSError:
             changed = f"{path} vanished"
@@ -277,7 +326,7 @@ def _veils(recipe: Recipe, names: set[str], began: int) -> tuple[list[tuple[int,
         folder = recipe.roots[number]
         if low >= LIBRARIES or not names:
             continue
-        mtime = _mtime(folder)
+        mtime = _settled(_mtime(folder))
         there = names & set(os.listdir(folder)) if os.path.isdir(folder) else set()
         for name in there:
             if _is_as_new(os.path.join(folder, name), began):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nodecache
-from nodecache import entry, index
+from nodecache import entry, index, inputs
 from nodecache.inputs import Eyes, Inputs
 from nodecache.root import ensure_folders, open_root
 
@@ -30,9 +30,9 @@ def publish(place, tmp_path: Path, key: str, value: bytes, header: Path) -> None
     (staged / "file").write_bytes(value)
     manifest = entry.seal(str(staged), {"key": key})
     found = entry.publish(place, str(staged), key)
-    inputs = Inputs()
-    inputs.files = [(str(header), Eyes([]).digest(str(header)))]
-    index.add(place, "recipe", found, inputs, manifest["files"])
+    read = Inputs()
+    read.files = [(str(header), Eyes([]).digest(str(header)))]
+    index.add(place, "recipe", found, read, manifest["files"])
 
 
 def look(place) -> str | None:
@@ -106,7 +106,9 @@ def test_a_systems_folder_that_changed_lets_the_contents_decide(place, tmp_path,
     index.add(place, "recipe", found, record.inputs, (entry.read_manifest(found.path) or {})["files"])
     (folder / "new").write_text("")
     assert look(place) == "k"
-    assert index.records(place, "recipe")[0].inputs.folders == [(str(folder), folder.stat().st_mtime_ns)]
+    os.utime(folder, (1, 1))
+    assert look(place) == "k"
+    assert index.records(place, "recipe")[0].inputs.folders == [(str(folder), 10**9)]
     header.unlink()
     header.write_text("y")
     assert look(place) is None
@@ -119,3 +121,37 @@ def test_an_index_that_cannot_be_refreshed_still_hits(place, tmp_path, root, mon
     os.utime(root / "entries/k/file", (1, 1))
     monkeypatch.setattr(index, "replace_file", lambda *_: (_ for _ in ()).throw(nodecache.RootError("full")))
     assert look(place) == "k"
+
+
+def test_a_big_file_is_digested_again_only_when_its_status_changed(place, tmp_path, monkeypatch):
+    """A library of hundreds of megabytes would make each hit slow; the change time cannot be set back."""
+    big = tmp_path / "big"
+    big.write_bytes(b"x" * inputs.BIG)
+    publish(place, tmp_path, "k", b"x", big)
+    record = index.records(place, "recipe")[0]
+    found = entry.Entry("k", entry.entry_path(place, "k"))
+
+    def add(seen: str) -> None:
+        record.inputs.seen = {str(big): seen}
+        index.add(place, "recipe", found, record.inputs, (entry.read_manifest(found.path) or {})["files"])
+
+    digested: list[str] = []
+    real = inputs.digest_file
+    monkeypatch.setattr(inputs, "digest_file", lambda path: digested.append(path) or real(path))
+    add("too new to tell")
+    assert look(place) == "k"
+    assert digested == [str(big)]
+    monkeypatch.setattr(inputs, "_TICKS", 0)
+    add(inputs._print(str(big)))
+    assert look(place) == "k"
+    assert digested == [str(big)]
+    status = big.stat()
+    big.write_bytes(b"y" * inputs.BIG)
+    os.utime(big, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert look(place) is None
+    add("")  # as it is written when the file is too new
+    big.write_bytes(b"x" * inputs.BIG)
+    monkeypatch.setattr(inputs, "_TICKS", 10**12)
+    assert look(place) == "k"
+    big.unlink()
+    assert look(place) is None
