@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -17,7 +19,15 @@ from nodecache.errors import RootError, UnsafeRoot
 from nodecache.root import ensure_folders, open_root
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PYTHON = "/usr/bin/python3"  # the virtual environment's may lie below a folder that other users cannot enter
+
+
+def _python_of_others() -> str:
+    """This interpreter where other users can reach it, else the system's: it may lie below a private home."""
+    real = Path(sys.executable).resolve()
+    return sys.executable if all(folder.stat().st_mode & 0o001 for folder in real.parents) else "/usr/bin/python3"
+
+
+PYTHON = _python_of_others()
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 and os.environ.get("CI") != "true", reason="needs root to become other users"
 )
@@ -43,8 +53,12 @@ def uid():
 
 def as_user(uid: int, *, gid: int | None = None) -> tuple[str, ...]:
     """A prefix: run as a user without a passwd entry, HOME or USER, with this package."""
-    if not Path(PYTHON).exists():
-        pytest.skip(f"{PYTHON} is not there")
+    version = subprocess.run(
+        [PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, check=False
+    )
+    if version.stdout.split() != [str(part).encode() for part in sys.version_info[:2]]:
+        missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        missing(f"no Python {sys.version_info[0]}.{sys.version_info[1]} that other users can reach")
     search = f"{REPOSITORY}:{sysconfig.get_path('purelib')}"
     return (
         *("setpriv", "--reuid", str(uid), "--regid", str(gid or uid), "--clear-groups"),
