@@ -235,6 +235,8 @@ class Recipe:
             return word, word
         if value.startswith("@"):
             return self._named(f"{option}{equals}@", value[1:])
+        if not equals and "/" not in value and "." not in value:
+            return word, word  # "now" of "-z,now" is no file, whatever lies in the working folder
         return self._named(f"{option}{equals}", value)
 
     def _named(self, before: str, value: str) -> tuple[str, str]:

@@ -328,12 +328,12 @@ def test_relative_folders_in_flags_are_the_callers(tiny, tmp_path, monkeypatch):
 def test_a_file_with_the_name_of_a_macro_is_left_alone(tiny, tmp_path, monkeypatch):
     """``-D NAME`` and ``-DX=file`` name no files, whatever lies in the working folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("VALUE=3", "a.b"):
+    for name in ("VALUE=3", "a.b", "now", "c++17"):
         (tmp_path / name).write_text("")
     source = tiny(
         expression="VALUE + sizeof(STRING(TEXT)) - 4", extra="#define STRING2(x) #x\n#define STRING(x) STRING2(x)"
     )
-    assert nodecache.load("tiny", source, ["-D", "VALUE=3", "-DTEXT=a.b"]).add(0, 0) == 3
+    assert nodecache.load("tiny", source, ["-D", "VALUE=3", "-DTEXT=a.b"], ["-Wl,-z,now"]).add(0, 0) == 3
 
 
 def test_equals_signs_in_paths_work_and_their_places_count(tmp_path):
