@@ -231,6 +231,10 @@ def _use(spec: Spec, path: str, role: str, key: str, began: float, builder_rank:
     with _import_lock(path):
         known = _modules.get(path)
         if known is None:
+            if "torch" in spec.frameworks:
+                # The builder has imported it. Everybody must: its libraries are only found once they are loaded.
+                import torch  # noqa: F401
+
             known = _import(spec.name, path)
             vars(known)["__nodecache__"] = Loaded(role, key, path, time.monotonic() - began, builder_rank)
             # A result that is not kept lies in a folder that is about to go: its path may come again.
