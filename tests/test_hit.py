@@ -142,3 +142,19 @@ def test_a_root_that_nobody_can_write_still_serves_hits(five_headers, start):
     start(MEASURE, five_headers).wait()
     child = start(HIT_OR_3, five_headers)
     assert child.wait().status == 0, child.err
+
+
+def test_a_hit_of_an_extension_with_torch_finds_torchs_libraries(tiny, start):
+    """The builder has imported torch for its flags; who only loads must find the libraries as well."""
+    pytest.importorskip("torch")
+    source = tiny(expression="(a + b) * (sizeof(c10::Device) > 0)", extra="#include <c10/core/Device.h>")
+    code = """\
+import json, sys
+import nodecache
+module = nodecache.load("tiny", sys.argv[1], frameworks=["torch"])
+print(json.dumps([module.add(2, 3), module.__nodecache__.role]))
+"""
+    first = start(code, source).wait(110)
+    assert first.json == [5, "built"], first.err
+    again = start(code, source).wait()
+    assert again.json == [5, "hit"], again.err
