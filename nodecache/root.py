@@ -275,8 +275,10 @@ def check_space(root: Root, *, runs_code: bool) -> None:
         )
     if disk.f_flag & os.ST_RDONLY:
         raise root.failed(OSError(errno.EROFS, os.strerror(errno.EROFS)), "building")
-    # Some file systems have no fixed number of inodes, and say 0 of 0.
-    if disk.f_bavail * disk.f_frsize < LEAST_BYTES or (disk.f_files and disk.f_favail < LEAST_INODES):
+    blocks, inodes = (disk.f_bfree, disk.f_ffree) if os.geteuid() == 0 else (disk.f_bavail, disk.f_favail)
+    # Some file systems have no fixed size or number of inodes, and say 0 of 0.
+    full = disk.f_blocks and blocks * disk.f_frsize < LEAST_BYTES
+    if full or (disk.f_files and inodes < LEAST_INODES):
         raise root.failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "building")
 
 

@@ -111,6 +111,12 @@ def test_a_full_root_says_what_where_how_much_and_the_next_load_works(keep, tiny
     assert start(TELL, "tiny", source).wait().json == {"role": "built", "sum": 5}
 
 
+def test_a_file_system_that_does_not_tell_its_size_is_not_full(monkeypatch):
+    """Some FUSE file systems say 0 of 0."""
+    monkeypatch.setattr(module.os, "statvfs", lambda _: os.statvfs_result([4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255]))
+    module.check_space(module.open_root(), runs_code=True)
+
+
 @as_root
 def test_a_root_without_inodes_says_so(tiny, compiler, mounted, start):
     mounted("size=9m,nr_inodes=8")
