@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _HEAD = "nodecache-failure 1"
 KEEP_LOGS = 5
+HISTORY_LIMIT = 4 << 20
+"""Bytes after which a new history is begun; the one before is kept."""
 
 
 def new_id() -> str:
@@ -125,22 +127,56 @@ def _prune_logs(where: str) -> None:
 
 def progress(log: str) -> str:
     """The last step that a running build's log tells of, such as ``step 1 of 2: compile a.cpp``, or nothing."""
+    return next((line[2:] for line in reversed(_lines(log)) if line.startswith("> step ")), "")
+
+
+def running_commands(log: str) -> list[str]:
+    """The commands that a running build's log has begun and not ended, oldest first."""
+    begun: dict[str, str] = {}
+    what = ""
+    for line in _lines(log):
+        if line.startswith("> step "):
+            what = line.partition(": ")[2]
+        elif line.startswith("> ") and what:
+            begun[what] = line[2:]
+            what = ""
+        elif line.startswith("["):  # ninja's word of a step that has ended
+            begun.pop(line.partition("] ")[2], None)
+    return list(begun.values())
+
+
+def _lines(log: str) -> list[str]:
     try:
-        lines = read_bytes(log).decode("utf-8", "replace").splitlines()
+        return read_bytes(log).decode("utf-8", "replace").splitlines()
     except OSError:
-        return ""
-    return next((line[2:] for line in reversed(lines) if line.startswith("> step ")), "")
+        return []
 
 
 def append_history(root: Root, event: dict[str, object]) -> None:
-    """Add one line to the history; lines of other processes stay whole (one appending write each)."""
+    """Add one line to the history; lines of other processes stay whole (one appending write each).
+
+    A file that has grown past :data:`HISTORY_LIMIT` becomes the one before, in place of the last of those.
+    """
     import json
 
     line = json.dumps(event).encode() + b"\n"
-    fd = os.open(
-        root.at("attempts", "history"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-    )
+    path = root.at("attempts", "history")
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.write(fd, line)
+        if os.fstat(fd).st_size > HISTORY_LIMIT:
+            _turn_over(fd, path)
     finally:
         os.close(fd)
+
+
+def _turn_over(fd: int, path: str) -> None:
+    """Rename the file that ``fd`` has open, once: a second renaming would put the new file over the old one's lines."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.lstat(path), os.fstat(fd)):
+            os.replace(path, f"{path}.1")
+    except OSError:  # somebody else is doing it, or the next writer will
+        pass

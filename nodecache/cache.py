@@ -13,7 +13,7 @@ from pathlib import Path
 from nodecache import attempt, entry, index, lease, staging
 from nodecache.digest import digest_items
 from nodecache.entry import Entry
-from nodecache.errors import BuildError, BuildInterrupted, LeaseLost, RootError, SpecError
+from nodecache.errors import BuildError, BuildInterrupted, LeaseLost, LeaseTimeout, RootError, SpecError
 from nodecache.inputs import Eyes, Inputs
 from nodecache.root import Root, ensure_folders, make_folder, open_root
 from nodecache.waiting import Voice
@@ -134,15 +134,22 @@ class Request:
 
     def _obtain(self, use: Callable[[Outcome], None], timeout: float | None, voice: Voice, began: float) -> bool:
         """Wait for the entry or build it; false when the lease was lost meanwhile: ask for it anew."""
-        got = lease.take(
-            self.root,
-            self.recipe,
-            name=self.name,
-            look=self._look_afresh,
-            told=self._told,
-            timeout=timeout,
-            voice=voice,
-        )
+        try:
+            got = lease.take(
+                self.root,
+                self.recipe,
+                name=self.name,
+                look=self._look_afresh,
+                told=self._told,
+                timeout=timeout,
+                voice=voice,
+            )
+        except BaseException as error:
+            self._note_wait(voice, {BuildError: "failed", LeaseTimeout: "timeout"}.get(type(error), "left"))
+            raise
+        finally:
+            voice.end()
+        self._note_wait(voice, "waited" if isinstance(got, Entry) else "took over")
         if isinstance(got, Entry):
             role = "waited" if voice.holder else "hit"
             use(Outcome(role, got, time.monotonic() - began, voice.holder))
@@ -156,6 +163,11 @@ class Request:
             return False
         finally:
             got.release()
+        limit = os.environ.get("NODECACHE_MAX_SIZE")
+        if limit:
+            from nodecache.prune import keep_within
+
+            keep_within(self.root, limit)
         return True
 
     def _build(self, held: Lease, use: Callable[[Outcome], None], began: float) -> None:
@@ -238,24 +250,47 @@ class Request:
             log.info("cleaned up after dead builders: %s", " ".join(dead))
 
     def _note(self, held: Lease, how: str, started: float, key: str = "") -> None:
-        """A line of history."""
+        """A line of history for a build."""
+        self._write_history(
+            {
+                "event": "build",
+                "attempt": held.attempt,
+                "outcome": how,
+                "kind": self.kind,
+                "key": key,
+                "started": started,
+                "seconds": time.time() - started,
+                "pid": held.owner.pid,
+                "host": held.owner.host,
+                "rank": held.owner.rank,
+            }
+        )
+
+    def _note_wait(self, voice: Voice, how: str) -> None:
+        """A line of history for a wait, if there was one: which attempt it was for, and how it ended."""
+        if voice.waited == 0.0:
+            return
+        from nodecache.node import node
+
+        here = node()
+        self._write_history(
+            {
+                "event": "wait",
+                "attempt": voice.holder.attempt if voice.holder else "",
+                "outcome": how,
+                "kind": self.kind,
+                "key": "",
+                "started": time.time() - voice.waited,
+                "seconds": voice.waited,
+                "pid": os.getpid(),
+                "host": here.hostname,
+                "rank": here.rank,
+            }
+        )
+
+    def _write_history(self, event: dict[str, object]) -> None:
         try:
-            attempt.append_history(
-                self.root,
-                {
-                    "attempt": held.attempt,
-                    "outcome": how,
-                    "name": self.name,
-                    "kind": self.kind,
-                    "recipe": self.recipe,
-                    "key": key,
-                    "started": started,
-                    "seconds": time.time() - started,
-                    "pid": held.owner.pid,
-                    "host": held.owner.host,
-                    "rank": held.owner.rank,
-                },
-            )
+            attempt.append_history(self.root, {**event, "name": self.name, "recipe": self.recipe})
         except OSError as error:  # history is for people; the build is as good without
             import logging
 

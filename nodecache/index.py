@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nodecache.inputs import Eyes
 
 _HEAD = b"nodecache-index 3"
+DAY = 86400.0
+"""Seconds after which a use is noted anew."""
+
 KEEP = 32
 """Keys that a recipe's index remembers; with more states of the headers than this, the oldest is built again."""
 
@@ -65,8 +68,18 @@ def look(root: Root, recipe: str, eyes: Eyes) -> Entry | None:
             continue
         if renewed or not fresh:
             _refresh(root, recipe, record)
+        _note_use(root.at("recipes", recipe, name))
         return Entry(record.key, entry_path(root, record.key))
     return None
+
+
+def _note_use(path: str) -> None:
+    """Let an index file's time say when its entry was last used, to the day: a look that writes costs more than all."""
+    try:
+        if time.time() - os.stat(path).st_mtime > DAY:
+            os.utime(path)
+    except OSError:  # pruned meanwhile, or a root that is read-only
+        pass
 
 
 def records(root: Root, recipe: str) -> list[Record]:

@@ -1,7 +1,7 @@
 """Waiting: what a process says while somebody else builds for it.
 
 Quiet for two seconds, then clear: who builds what, for how long, how far it is and where its log is; again at growing
-intervals. Where ranks are known, one waiter a node speaks.
+intervals. Where ranks are known, one waiter a node speaks. On a terminal, one waiter draws a bar instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nodecache.bar import Bar
     from nodecache.owner import Owner
 
 FIRST = 2.0
@@ -21,6 +22,9 @@ FIRST = 2.0
 
 LONGEST = 60.0
 """Longest interval between two messages, in seconds."""
+
+REDRAW = 0.5
+"""Seconds after which a bar is drawn anew."""
 
 
 class Voice:
@@ -36,6 +40,7 @@ class Voice:
         self._verbose = verbose
         self._began: float | None = None
         self._next = FIRST
+        self._bar: Bar | None = None
         self.holder: Owner | None = None
 
     @property
@@ -48,17 +53,35 @@ class Voice:
         if self._began is None:
             self._began = time.monotonic()
         self.holder = read() or self.holder
-        if self.waited >= self._next:
+        if self._bar is not None:
+            self._bar.show(self._name, self.holder)
+        elif self.waited >= self._next:
             self._next = min(self._next * 2, self._next + LONGEST)
             self._speak()
         return self.holder
 
     def patience(self) -> float:
         """Seconds until there is something to say."""
+        if self._bar is not None:
+            return REDRAW
         return max(0.0, self._next - self.waited)
+
+    def end(self) -> None:
+        """The wait is over; take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def _speak(self) -> None:
         import logging
+
+        from nodecache.bar import begin
+
+        if self._speaks():
+            self._bar = begin()
+            if self._bar is not None:
+                self._bar.show(self._name, self.holder)
+                return
 
         log = logging.getLogger("nodecache")
         level = logging.WARNING if self._verbose or self._speaks() else logging.DEBUG

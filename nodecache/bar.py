@@ -1,0 +1,81 @@
+"""The bar: how far a build is, on the terminal of whoever waits for it or warms.
+
+Drawn by rich, where that is installed. A terminal shows one bar: that of the process that leads its foreground group,
+so of many ranks that a launcher started on it none draws, and they log instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from nodecache import attempt
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from nodecache.owner import Owner
+
+
+class Bar:
+    """A bar on stderr. Take it away with :meth:`close`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+        progress.start()
+
+    def show(self, name: str, holder: Owner | None) -> None:
+        """Say who builds ``name``, and how far that is."""
+        if holder is None:
+            self._progress.update(self._task, description=f"waiting for {name}")
+            return
+        step = attempt.progress(holder.log)
+        done, total = _count(step)
+        seconds = max(0.0, time.time() - holder.since)
+        self._progress.update(
+            self._task,
+            description=f"waiting for {name}: {holder.label}, {seconds:.0f} s{', ' + step if step else ''}",
+            completed=done,
+            total=total,
+        )
+
+    def close(self) -> None:
+        """Take it away."""
+        self._progress.stop()
+
+
+def begin() -> Bar | None:
+    """A bar, or None where there is no terminal that is this process's to draw on, or no rich."""
+    if not _is_mine():
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+    except ImportError:
+        return None
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+    return Bar(Progress(text, BarColumn(bar_width=12), console=console, transient=True, expand=True))
+
+
+def _is_mine() -> bool:
+    """Whether stderr is a terminal, and this process the leader of its foreground group."""
+    try:
+        fd = sys.stderr.fileno()
+        return os.isatty(fd) and os.tcgetpgrp(fd) == os.getpid()
+    except (AttributeError, OSError, ValueError):  # no stderr, or one that is no file
+        return False
+
+
+def _count(step: str) -> tuple[int, int | None]:
+    """``step 2 of 5: ...`` has 1 of 5 behind it."""
+    words = step.split(" ", 4)
+    if len(words) < 4 or not words[1].isdecimal() or not words[3].rstrip(":").isdecimal():
+        return 0, None
+    return int(words[1]) - 1, int(words[3].rstrip(":"))

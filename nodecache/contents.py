@@ -1,0 +1,149 @@
+"""Contents: what a root holds, for the commands that list, check and prune. Reads only."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from nodecache import entry
+from nodecache.errors import RootError, SpecError
+from nodecache.root import FOLDERS, VARIABLE, Root, default_root, open_root
+
+_KEY = re.compile(r"[0-9a-f]{40}")
+PRUNED = ".pruned"
+"""Ending of an entry's folder on its way out."""
+
+
+class Held(NamedTuple):
+    """One entry of a root.
+
+    Attributes:
+        key, name, kind, recipe: as its manifest says; all but ``key`` empty where that is damaged.
+        path: its folder.
+        size: bytes of its files.
+        built: when its build began, in seconds since the epoch.
+        used: when it was last used, in seconds since the epoch, to the day.
+        manifest: all that its manifest says; empty where it is damaged.
+    """
+
+    key: str
+    name: str
+    kind: str
+    recipe: str
+    path: str
+    size: int
+    built: float
+    used: float
+    manifest: dict[str, Any]
+
+
+def find_root() -> Root | None:
+    """The root, if it is there; nothing is made, and no folder is touched that is not a root.
+
+    Raises:
+        RootError: there is a folder, and it is none of nodecache's.
+        UnsafeRoot: as :func:`nodecache.root.open_root`.
+    """
+    path = os.environ.get(VARIABLE) or default_root()
+    if not os.path.lexists(path):
+        return None
+    strangers = foreign(path)
+    if strangers:
+        raise RootError(
+            f"{os.path.abspath(path)} is not nodecache's: it has {', '.join(strangers[:3])} in it. "
+            f"Set {VARIABLE} to the root, or unset it."
+        )
+    return open_root()
+
+
+def foreign(path: str) -> list[str]:
+    """Names in a folder that no root has, sorted; none for a folder that is not there or cannot be read."""
+    try:
+        return sorted(set(os.listdir(path)) - set(FOLDERS))
+    except OSError:
+        return []
+
+
+def entries(root: Root) -> list[Held]:
+    """The entries, the most recently used first. What goes away meanwhile is left out."""
+    used = _uses(root)
+    found = []
+    for key in _names(root.at("entries")):
+        if not _KEY.fullmatch(key):
+            continue
+        try:
+            found.append(_held(root, key, used.get(key, 0.0)))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return sorted(found, key=lambda held: (held.used, held.key), reverse=True)
+
+
+def find_entry(root: Root, said: str) -> Held:
+    """The entry that a key, the first digits of one, or a name means; of a name's the most recently used.
+
+    Raises:
+        SpecError: none, or several that begin so.
+    """
+    held = entries(root)
+    by_key = [each for each in held if said and each.key.startswith(said)]
+    if len(by_key) > 1:
+        raise SpecError(f"{said!r} begins {len(by_key)} keys. Give more of it: nodecache list --full.")
+    found = by_key or [each for each in held if each.name == said]
+    if not found:
+        raise SpecError(f"No entry in {root.path} is called {said!r} or has such a key. See nodecache list.")
+    return found[0]
+
+
+def _uses(root: Root) -> dict[str, float]:
+    """When each key was last used: the time of its file in the index."""
+    found: dict[str, float] = {}
+    for recipe in _names(root.at("recipes")):
+        for name in _names(root.at("recipes", recipe)):
+            key = name.partition("-")[2]
+            try:
+                found[key] = max(found.get(key, 0.0), os.stat(root.at("recipes", recipe, name)).st_mtime)
+            except OSError:
+                continue
+    return found
+
+
+def _held(root: Root, key: str, used: float) -> Held:
+    path = entry.entry_path(root, key)
+    made = os.lstat(path).st_mtime
+    try:
+        manifest = entry.read_manifest(path) or {}
+    except OSError:
+        manifest = {}
+    said = {name: value for name in ("name", "kind", "recipe") if isinstance(value := manifest.get(name), str)}
+    started = manifest.get("started")
+    return Held(
+        key,
+        said.get("name", ""),
+        said.get("kind", ""),
+        said.get("recipe", ""),
+        path,
+        size_of(path),
+        started if isinstance(started, float) else made,
+        max(used, made),
+        manifest,
+    )
+
+
+def size_of(path: str) -> int:
+    """Bytes that a folder's files have."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,245 @@
+"""Prune: take entries away that nobody has used for long, while jobs run.
+
+An entry goes under its recipe's lease, so never under a build or a waiter's look: it leaves the index, is renamed aside
+in one step, and then removed. Whoever has loaded it goes on, for what is mapped stays; whoever has found it and not yet
+opened it finds it gone, which is a miss. When it was last used is known to the day.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import time
+from typing import NamedTuple
+
+from nodecache import lease, lock, staging
+from nodecache.contents import PRUNED, Held, entries
+from nodecache.errors import NodecacheError, SpecError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nodecache.root import Root
+
+FRESH = 60.0
+"""Seconds for which the automatic limit leaves a new entry alone: those who waited for it are about to load it."""
+
+ATTEMPTS = 3600.0
+"""Seconds for which a failure and its log stay at least, for people and for those who are still to be told."""
+
+PATIENCE = 5.0
+"""Seconds to wait for a file system's answer to a lock call."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class Pruned(NamedTuple):
+    """What a prune did, or would do.
+
+    Attributes:
+        removed: the entries that went, least recently used first.
+        busy: entries that were to go and stayed, because their recipe is being built.
+        kept: bytes of the entries that stay.
+        logs: recipes whose old failures and logs went.
+    """
+
+    removed: list[Held]
+    busy: list[Held]
+    kept: int
+    logs: int
+
+    @property
+    def freed(self) -> int:
+        """Bytes of the entries that went."""
+        return sum(held.size for held in self.removed)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``5GB``, ``300M``, ``2.5GiB`` or ``1000``; units are powers of 1024.
+
+    Raises:
+        SpecError: it is no size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise SpecError(f"{text!r} is no size. Write a number and a unit, such as 500MB or 5GB.")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def parse_age(text: str) -> float:
+    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``.
+
+    Raises:
+        SpecError: it is no age.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
+    if found is None:
+        raise SpecError(f"{text!r} is no length of time. Write a number and one of s m h d w, such as 12h or 30d.")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def prune(
+    root: Root,
+    *,
+    max_size: int | None = None,
+    older_than: float | None = None,
+    everything: bool = False,
+    dry_run: bool = False,
+    fresh: float = 0.0,
+) -> Pruned:
+    """Remove entries, least recently used first.
+
+    Args:
+        root: the root, as :func:`nodecache.contents.find_root` gives it.
+        max_size: bytes that the entries may take together.
+        older_than: seconds; entries last used longer ago go. A use is noted once a day, so give a day or more.
+        everything: all entries go.
+        dry_run: only say what would go.
+        fresh: seconds for which a new entry stays whatever the limit.
+
+    Concurrency: safe while jobs run, and beside another prune. An entry whose recipe is being built stays.
+    """
+    held = entries(root)
+    total = sum(each.size for each in held)
+    now = time.time()
+    removed: list[Held] = []
+    busy: list[Held] = []
+    for each in reversed(held):
+        over = max_size is not None and total > max_size
+        old = older_than is not None and now - each.used > older_than
+        if not (everything or over or old) or now - each.used < fresh:
+            continue
+        if dry_run or _remove(root, each):
+            removed.append(each)
+            total -= each.size
+        else:
+            busy.append(each)
+    logs = 0
+    if not dry_run:
+        _finish(root)
+        age = 0.0 if everything else older_than
+        logs = 0 if age is None else _forget_attempts(root, max(age, ATTEMPTS))
+    return Pruned(removed, busy, total, logs)
+
+
+def keep_within(root: Root, limit: str) -> None:
+    """Keep to NODECACHE_MAX_SIZE after a build. Whatever goes wrong is a warning: the build is as good."""
+    import logging
+
+    log = logging.getLogger("nodecache")
+    try:
+        done = prune(root, max_size=parse_size(limit), fresh=FRESH)
+    except (NodecacheError, OSError) as error:
+        log.warning("NODECACHE_MAX_SIZE was not kept to: %s", error)
+        return
+    if done.removed:
+        log.info("pruned %d entries, %d bytes, for NODECACHE_MAX_SIZE", len(done.removed), done.freed)
+
+
+def _claim(root: Root, recipe: str) -> lease.Claim | None:
+    try:
+        return lease.claim(root, recipe, PATIENCE)
+    except lock.LockSilent:
+        return None
+
+
+def _remove(root: Root, held: Held) -> bool:
+    """Remove one entry under its recipe's lease; false while that is somebody's."""
+    recipe = held.recipe if re.fullmatch(r"[0-9a-f]{40}", held.recipe) else _recipe_of(root, held.key)
+    # Without a recipe nobody can find it: its manifest is damaged, and no index speaks of it.
+    claim = _claim(root, recipe) if recipe else None
+    if recipe and claim is None:
+        return False
+    try:
+        if claim is not None and claim.previous() is not None:
+            staging.sweep(root)  # letting go will erase the record of a dead builder: clean up after it first
+        if recipe:
+            _leave_index(root, recipe, held.key)
+        aside = f"{held.path}.{os.urandom(4).hex()}{PRUNED}"
+        try:
+            os.rename(held.path, aside)
+        except FileNotFoundError:  # another prune was quicker
+            return True
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        if claim is not None:
+            claim.release()
+    return True
+
+
+def _recipe_of(root: Root, key: str) -> str:
+    """The recipe whose index speaks of a key, or nothing."""
+    for recipe in _names(root.at("recipes")):
+        if any(name.endswith(f"-{key}") for name in _names(root.at("recipes", recipe))):
+            return recipe
+    return ""
+
+
+def _leave_index(root: Root, recipe: str, key: str) -> None:
+    folder = root.at("recipes", recipe)
+    for name in _names(folder):
+        if name.endswith(f"-{key}"):
+            _unlink(f"{folder}/{name}")
+    try:
+        os.rmdir(folder)
+    except OSError:  # others of the recipe's keys are there
+        pass
+
+
+def _finish(root: Root) -> None:
+    """Remove what a prune that was killed has left aside."""
+    for name in _names(root.at("entries")):
+        if name.endswith(PRUNED):
+            shutil.rmtree(root.at("entries", name), ignore_errors=True)
+
+
+def _forget_attempts(root: Root, age: float) -> int:
+    """Remove the failures and logs of recipes in which nothing has happened for ``age`` seconds."""
+    count = 0
+    for recipe in _names(root.at("attempts")):
+        folder = root.at("attempts", recipe)
+        if not _is_folder(folder) or time.time() - _newest(folder) < age:
+            continue
+        claim = _claim(root, recipe)
+        if claim is None:
+            continue
+        try:
+            if time.time() - _newest(folder) >= age:
+                shutil.rmtree(folder, ignore_errors=True)
+                count += 1
+        finally:
+            claim.release()
+    return count
+
+
+def _newest(folder: str) -> float:
+    times = [os.lstat(folder).st_mtime] if os.path.lexists(folder) else [0.0]
+    for name in _names(folder):
+        try:
+            times.append(os.lstat(f"{folder}/{name}").st_mtime)
+        except FileNotFoundError:
+            continue
+    return max(times)
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
