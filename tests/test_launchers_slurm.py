@@ -32,7 +32,6 @@ def step(cluster, job):
         job.await_compiles(4)
         (running.job_id,) = cluster.queue("--states=running")
         yield running
-        cluster.run("scancel", "--signal=KILL", f"{running.job_id}.0", status=None)
 
 
 def srun_everywhere(cluster, job):
@@ -67,10 +66,26 @@ def test_sixteen_ranks_on_four_nodes_compile_once_each(cluster, job, saw):
 def test_the_batch_script_itself_is_no_rank(cluster, job):
     script = job.folder / "alone.sh"
     script.write_text(f"#!/bin/sh\nexec {' '.join(job.rank())}\n")
-    cluster.run("sbatch", "--wait", "-N2", "-n4", f"--output={job.folder}/output", script, env=job.env)
+    cluster.submit("-N2", "-n4", f"--output={job.folder}/output", script, env=job.env)
     (report,) = job.check(nodes=1, ranks=1)
     assert (report["launcher"], report["rank"], report["local_rank"]) == ("none", None, None)
     assert "SLURM_PROCID" in report["notes"][0]
+
+
+def test_torchrun_inside_srun_is_what_started_the_ranks(cluster, job, saw):
+    """SLURM's local id is the agent's there: 0 in every worker."""
+    needs(modules=["torch"])
+    job.hold()
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29400", "--rdzv-id=job"]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", *rendezvous]
+    command = ["srun", "-N2", "--ntasks-per-node=1", *agent, *job.rank()[1:]]
+    with cluster.start(*command, env={**job.env, "OMP_NUM_THREADS": "1"}) as running:
+        seconds = job.meet(4, running)
+    reports = job.check(nodes=2, ranks=4)
+    assert [(each["launcher"], each["rank"], each["local_rank"]) for each in reports] == [
+        ("torchrun", rank, rank % 2) for rank in range(4)
+    ]
+    saw("srun, torchrun", job, seconds)
 
 
 @pytest.mark.parametrize(("launcher", "mpirun"), [("hydra", "mpirun.mpich"), ("openmpi", "mpirun.openmpi")])
@@ -134,7 +149,7 @@ def test_the_example_batch_script_warms_every_node_before_its_step(cluster, job,
     output = job.folder / "output"
     activated = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
     env = {**job.env, **activated}
-    cluster.run("sbatch", "--wait", f"--output={output}", "train.sbatch", env=env, cwd=EXAMPLE, status=None)
+    cluster.submit(f"--output={output}", "train.sbatch", env=env, cwd=EXAMPLE)
     seconds = time.monotonic() - began
     text = output.read_text()
     told = [line.split() for line in text.splitlines() if line.startswith("rank ")]

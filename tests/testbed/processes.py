@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# A daemon of ours never outlives the test run, however that ends.
+# Nothing that we start outlives the test run, however that ends.
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
@@ -22,7 +22,7 @@ class Running:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            command,
+            [*DIES_WITH_US, *command],
             env=None if env is None else {**os.environ, **env},
             cwd=cwd,
             stdin=subprocess.DEVNULL,

@@ -72,6 +72,7 @@ exec sleep infinity
 """
 NODE = """
 hostname "$1"
+mount --bind "$2" /etc/hosts
 mount -t tmpfs -o size=512m,mode=1777 tmp /tmp
 mount -t tmpfs -o size=256m,mode=1777 shm /dev/shm
 exec slurmd -D -N "$1"
@@ -102,11 +103,9 @@ class Cluster:
         return self
 
     def __exit__(self, *_exc):
-        with contextlib.suppress(AssertionError):  # whatever the daemons say, they are ended
-            if self._up:
-                self.run("scancel", "--full", "--signal=KILL", "--user=root", timeout=20, status=None)
-                self.run("scancel", "--user=root", timeout=20, status=None)
-                until(lambda: not self.queue(), 20, "end of all jobs")
+        if self._up:
+            with contextlib.suppress(AssertionError):  # whatever the daemons say, they are ended
+                self.cancel()
         stop(self._daemons)
         for name in self.names:
             _empty(FREEZER / f"slurm_{name}")
@@ -122,9 +121,27 @@ class Cluster:
         """Run a SLURM command to its end; returns its output."""
         return run(self.command(*command), timeout=timeout, env=env, cwd=cwd, status=status)
 
+    @contextlib.contextmanager
     def start(self, *command, env=None, cwd="/"):
-        """Start a SLURM command; a context manager that kills it in the end."""
-        return Running(self.command(*command), env=env, cwd=cwd)
+        """Start a SLURM command; when the context is left, it is killed and every job of the cluster cancelled."""
+        with Running(self.command(*command), env=env, cwd=cwd) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
+                self.cancel()
+
+    def submit(self, *options, timeout=60, env=None, cwd="/"):
+        """Run a batch job to its end, which ``sbatch --wait`` looks for too seldom."""
+        self.run("sbatch", *options, timeout=20, env=env, cwd=cwd)
+        until(lambda: not self.queue(), timeout, self.logs)
+
+    def cancel(self):
+        """End all jobs: killing srun alone would leave them to the cluster."""
+        if self.queue():
+            self.run("scancel", "--full", "--signal=KILL", "--user=root", timeout=20, status=None)
+            self.run("scancel", "--user=root", timeout=20, status=None)
+            until(lambda: not self.queue(), 30, "end of all jobs")
 
     def queue(self, *options):
         """Ids of the jobs that are not over."""
@@ -149,13 +166,15 @@ class Cluster:
             host=os.uname().nodename, folder=self._folder, tracking=tracking, nodes=nodes, kill_wait=KILL_WAIT
         )
         (self._folder / "slurm.conf").write_text(text, encoding="utf-8")
+        hosts = self._folder / "hosts"
+        hosts.write_text(f"127.0.0.1 localhost {os.uname().nodename} {' '.join(self.names)}\n", encoding="utf-8")
         holder = self._daemon(["unshare", "--net", "sh", "-e", "-c", NETWORK], stdout=subprocess.PIPE)
         with holder.stdout as pipe:
             assert pipe.readline() == b"ready\n", "no network namespace"
         self._daemon(self.command("slurmctld", "-D", "-c"))
         own = ["unshare", "--mount", "--uts", "--ipc", "--propagation", "private"]
         for name in self.names:
-            self._daemon(self.command(*own, "sh", "-e", "-c", NODE, "node", name))
+            self._daemon(self.command(*own, "sh", "-e", "-c", NODE, "node", name, str(hosts)))
         idle = self.command("sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D")
         until(lambda: run(idle, timeout=20, status=None).strip() == str(len(self.names)), 30, self.logs)
         self._up = True
@@ -176,6 +195,18 @@ def _empty(group):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+    with contextlib.suppress(AssertionError):
+        until(
+            lambda: _removed(groups), 5, "end of the node's processes"
+        )  # a zombie holds its group until init reaps it
+
+
+def _removed(groups):
     for each in groups:
-        with contextlib.suppress(OSError):  # a zombie may hold it until init reaps
+        try:
             each.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
