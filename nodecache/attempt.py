@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from nodecache.digest import digest_bytes, read_bytes
 from nodecache.errors import BuildError
@@ -11,6 +12,8 @@ from nodecache.root import Root, make_folder, replace_file
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nodecache.spec import Spec
 
 _HEAD = "nodecache-failure 1"
 KEEP_LOGS = 5
@@ -130,6 +133,14 @@ def progress(log: str) -> str:
     return next((line[2:] for line in reversed(_lines(log)) if line.startswith("> step ")), "")
 
 
+def count(step: str) -> tuple[int, int | None]:
+    """Steps that lie behind a step, and how many there are in all: ``step 2 of 5: ...`` is 1 of 5."""
+    words = step.split(" ", 4)
+    if len(words) < 4 or not words[1].isdecimal() or not words[3].rstrip(":").isdecimal():
+        return 0, None
+    return int(words[1]) - 1, int(words[3].rstrip(":"))
+
+
 def running_commands(log: str) -> list[str]:
     """The commands that a running build's log has begun and not ended, oldest first."""
     begun: dict[str, str] = {}
@@ -168,6 +179,33 @@ def append_history(root: Root, event: dict[str, object]) -> None:
             _turn_over(fd, path)
     finally:
         os.close(fd)
+
+
+def note_hit(root: Root, spec: Spec, recipe: str, key: str, seconds: float) -> None:
+    """Add a hit to the history, for who asks for it; without being asked a hit writes nothing."""
+    from nodecache.node import node
+
+    here = node()
+    try:
+        append_history(
+            root,
+            {
+                "event": "hit",
+                "outcome": "hit",
+                "attempt": "",
+                "name": spec.name,
+                "kind": spec.kind,
+                "recipe": recipe,
+                "key": key,
+                "started": time.time() - seconds,
+                "seconds": seconds,
+                "pid": os.getpid(),
+                "host": here.hostname,
+                "rank": here.rank,
+            },
+        )
+    except OSError:  # a root that is read-only still serves hits
+        pass
 
 
 def _turn_over(fd: int, path: str) -> None:

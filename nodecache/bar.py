@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from nodecache.owner import Owner
 
+_drawn = False
+
 
 class Bar:
     """A bar on stderr. Take it away with :meth:`close`."""
@@ -30,26 +32,29 @@ class Bar:
     def show(self, name: str, holder: Owner | None) -> None:
         """Say who builds ``name``, and how far that is."""
         if holder is None:
-            self._progress.update(self._task, description=f"waiting for {name}")
+            self.say(f"waiting for {name}")
             return
         step = attempt.progress(holder.log)
-        done, total = _count(step)
         seconds = max(0.0, time.time() - holder.since)
-        self._progress.update(
-            self._task,
-            description=f"waiting for {name}: {holder.label}, {seconds:.0f} s{', ' + step if step else ''}",
-            completed=done,
-            total=total,
+        self.say(
+            f"waiting for {name}: {holder.label}, {seconds:.0f} s{', ' + step if step else ''}", *attempt.count(step)
         )
+
+    def say(self, what: str, done: int = 0, total: int | None = None) -> None:
+        """Say what is done, and how much of it there is behind."""
+        self._progress.update(self._task, description=what, completed=done, total=total)
 
     def close(self) -> None:
         """Take it away."""
+        global _drawn  # noqa: PLW0603  # a terminal has room for one
         self._progress.stop()
+        _drawn = False
 
 
 def begin() -> Bar | None:
     """A bar, or None where there is no terminal that is this process's to draw on, or no rich."""
-    if not _is_mine():
+    global _drawn  # noqa: PLW0603  # a terminal has room for one
+    if _drawn or not _is_mine():
         return None
     try:
         from rich.console import Console
@@ -61,6 +66,7 @@ def begin() -> Bar | None:
     if not console.is_terminal or console.is_dumb_terminal:
         return None
     text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+    _drawn = True
     return Bar(Progress(text, BarColumn(bar_width=12), console=console, transient=True, expand=True))
 
 
@@ -71,11 +77,3 @@ def _is_mine() -> bool:
         return os.isatty(fd) and os.tcgetpgrp(fd) == os.getpid()
     except (AttributeError, OSError, ValueError):  # no stderr, or one that is no file
         return False
-
-
-def _count(step: str) -> tuple[int, int | None]:
-    """``step 2 of 5: ...`` has 1 of 5 behind it."""
-    words = step.split(" ", 4)
-    if len(words) < 4 or not words[1].isdecimal() or not words[3].rstrip(":").isdecimal():
-        return 0, None
-    return int(words[1]) - 1, int(words[3].rstrip(":"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache.attempt import last_failure
+from nodecache.attempt import last_failure, note_hit
 from nodecache.errors import LoadError
 from nodecache.index import look
 from nodecache.inputs import Eyes
@@ -121,7 +121,10 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
     entry = look(place, recipe.key, Eyes(recipe.roots))
     if entry is not None:
         try:
-            return _use(spec, entry.file(spec.file_name), "hit", entry.key, began)
+            loaded = _use(spec, entry.file(spec.file_name), "hit", entry.key, began)
+            if "NODECACHE_STATS" in os.environ:
+                note_hit(place, spec, recipe.key, entry.key, time.monotonic() - began)
+            return loaded
         except FileNotFoundError:
             # A pruner or temp cleaner took it between the look and the load: a miss.
             pass

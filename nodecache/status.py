@@ -6,12 +6,20 @@ import fcntl
 import os
 import time
 
-from nodecache import attempt, owner
+from nodecache import attempt, lease, owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.owner import Owner
     from nodecache.root import Root
+
+WELL, DEAD, UNSURE = 0, 1, 3
+"""Exit statuses of ``nodecache status``: all builders run, or there is none; one is dead; one is stopped or unseen."""
+
+_SAID = {
+    "dead": "dead; its lease is free, and the next call that needs it builds: there is nothing to delete",
+    "unknown": "holds the lease; its process cannot be seen from here",
+}
 
 
 class Build:
@@ -21,21 +29,41 @@ class Build:
         owner: who holds it.
         state: ``running``, ``stopped``, ``dead``, or ``unknown`` where its process cannot be seen from here.
         step: the last step that the log tells of.
+        commands: the tools' commands that run now, as far as the log tells.
         seconds: seconds since the lease was taken, by the wall clock.
+        waiters: how many calls wait for it in processes that can be seen from here; None where that cannot be told.
     """
 
-    __slots__ = ("owner", "seconds", "state", "step")
+    __slots__ = ("commands", "owner", "seconds", "state", "step", "waiters")
 
-    def __init__(self, holder: Owner, state: str) -> None:
+    def __init__(self, holder: Owner, state: str, waiters: int | None) -> None:
         self.owner = holder
         self.state = state
         self.step = attempt.progress(holder.log)
+        self.commands = attempt.running_commands(holder.log)
         self.seconds = max(0.0, time.time() - holder.since)
+        self.waiters = waiters
 
     def record(self) -> dict[str, object]:
         """As plain values, for JSON."""
         fields = {name: getattr(self.owner, name) for name in self.owner.__slots__}
-        return {**fields, "state": self.state, "step": self.step, "seconds": self.seconds}
+        shown = ("state", "step", "commands", "seconds", "waiters")
+        return {**fields, **{name: getattr(self, name) for name in shown}}
+
+    def lines(self) -> list[str]:
+        """As text: a headline, and what belongs to it."""
+        since = time.strftime("%H:%M:%S", time.localtime(self.owner.since))
+        step = f", {self.step}" if self.step else ""
+        waiters = "unknown" if self.waiters is None else str(self.waiters)
+        found = [
+            f"{self.owner.name}: {_SAID.get(self.state, self.state)}",
+            f"  builder  {self.owner.label}, since {since} ({self.seconds:.0f} s){step}",
+            f"  waiters  {waiters}",
+            f"  recipe   {self.owner.recipe}",
+            *(f"  command  {command}" for command in self.commands),
+            f"  log      {self.owner.log}",
+        ]
+        return [line for line in found if self.state != "dead" or not line.startswith(("  waiters", "  command"))]
 
 
 def builds(root: Root) -> list[Build]:
@@ -45,20 +73,64 @@ def builds(root: Root) -> list[Build]:
     that tries in the same instant finds it busy once more.
     """
     try:
-        names = [name for name in os.listdir(root.at("leases")) if name.endswith(".lock")]
+        names = os.listdir(root.at("leases"))
     except FileNotFoundError:
         return []
+    recipes = {name.rpartition(".")[0] for name in names if name.endswith((".lock", ".soft"))}
+    holders = [(recipe, holder) for recipe in recipes if (holder := lease.holder(root, recipe)) is not None]
+    ears = _ears(root) if holders else {}
     found = []
-    for name in names:
-        path = root.at("leases", name)
-        holder = owner.read_path(path)
-        if holder is None:
-            continue
+    for recipe, holder in holders:
         state = owner.state(holder)
-        if state == "unknown" and not _is_locked(path):
+        soft = os.path.isdir(root.at("leases", f"{recipe}.soft"))
+        if state == "unknown" and not soft and not _is_locked(lease.lock_path(root, recipe)):
             state = "dead"
-        found.append(Build(holder, state))
+        visible = state in ("running", "stopped") and ears is not None
+        # One end of the bell is the builder's own.
+        found.append(Build(holder, state, max(0, ears.get(recipe, 0) - 1) if visible and ears else None))
     return sorted(found, key=lambda build: -build.seconds)
+
+
+def exit_status(found: list[Build]) -> int:
+    """What ``nodecache status`` ends with."""
+    states = {build.state for build in found}
+    return DEAD if "dead" in states else UNSURE if states - {"running"} else WELL
+
+
+def text(found: list[Build], root: str) -> str:
+    """The builds for people."""
+    if not found:
+        return f"Nothing is being built in {root}."
+    return "\n".join(line for build in found for line in build.lines())
+
+
+def _ears(root: Root) -> dict[str, int] | None:
+    """How many descriptors lead to each recipe's bell, in the processes that can be seen from here."""
+    bells = {}
+    for name in os.listdir(root.at("leases")):
+        if name.endswith(".bell"):
+            try:
+                status = os.stat(root.at("leases", name), follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            bells[status.st_dev, status.st_ino] = name.removesuffix(".bell")
+    counts: dict[str, int] = {}
+    try:
+        pids = [name for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return None
+    for pid in pids:
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{fd}"
+                if os.readlink(path).endswith(".bell"):
+                    status = os.stat(path)
+                    recipe = bells.get((status.st_dev, status.st_ino))
+                    if recipe is not None:
+                        counts[recipe] = counts.get(recipe, 0) + 1
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return counts
 
 
 def _is_locked(path: str) -> bool:

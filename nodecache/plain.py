@@ -1,0 +1,64 @@
+"""The commands that need neither click nor rich, for jobs and images: ``status`` and ``warm``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from nodecache import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = ("run", "status", "warm")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run one of :data:`COMMANDS`; of another command say what it needs."""
+    named = next((word for word in words if not word.startswith("-")), None)
+    if named is not None and named not in COMMANDS:
+        sys.stderr.write(f"nodecache: {named} needs click and rich. Install them: pip install 'nodecache[cli]'\n")
+        return 2
+    parser = argparse.ArgumentParser(
+        prog="nodecache",
+        description="Build native Python extensions once per node.",
+        epilog="More commands come with: pip install 'nodecache[cli]'",
+    )
+    parser.add_argument("--version", action="version", version=f"nodecache {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser("status", help="builds going on now, and whether their builders live")
+    status.add_argument("--json", action="store_true", help="print one JSON document")
+    warm = commands.add_parser("warm", help="build before the job")
+    warm.add_argument("targets", nargs="*", metavar="TARGET", help="a source file, or package.module:function")
+    warm.add_argument("--project", default="pyproject.toml", help="where targets are declared")
+    run = commands.add_parser("run", help="run a program with torch's JIT builds going through nodecache")
+    given = parser.parse_args(words)
+    if given.command == "status":
+        return show_status(as_json=given.json)
+    if given.command == "warm":
+        from nodecache.warm import command
+
+        return command(given.targets, given.project)
+    run.print_usage(sys.stderr)
+    sys.stderr.write("nodecache run: name a program, or -m and a module\n")
+    return 2
+
+
+def show_status(*, as_json: bool) -> int:
+    """``nodecache status``; returns its exit status."""
+    from nodecache.contents import find_root
+    from nodecache.root import VARIABLE, default_root
+    from nodecache.status import builds, exit_status, text
+
+    root = find_root()
+    path = root.path if root else os.path.abspath(os.environ.get(VARIABLE) or default_root())
+    found = builds(root) if root else []
+    if as_json:
+        said = json.dumps({"root": path, "builds": [build.record() for build in found]}, indent=1)
+    else:
+        said = text(found, path)
+    sys.stdout.write(f"{said}\n")
+    return exit_status(found)
