@@ -122,12 +122,13 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
     if entry is not None:
         try:
             loaded = _use(spec, entry.file(spec.file_name), "hit", entry.key, began)
-            if "NODECACHE_STATS" in os.environ:
-                note_hit(place, spec, recipe.key, entry.key, time.monotonic() - began)
-            return loaded
         except FileNotFoundError:
             # A pruner or temp cleaner took it between the look and the load: a miss.
             pass
+        else:
+            if "NODECACHE_STATS" in os.environ:
+                note_hit(place, spec, recipe.key, entry.key, time.monotonic() - began)
+            return loaded
     return _miss(place, spec, recipe, seen=seen, verbose=verbose, timeout=timeout, began=began)
 
 
