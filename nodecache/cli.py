@@ -99,7 +99,7 @@ def status(as_json: bool, watch: bool, interval: float) -> int:
                 root = contents.find_root()
                 found = builds(root) if root else []
                 code = exit_status(found)
-                show(f"{time.strftime('%H:%M:%S')}  {text(found, _root_path())}")
+                show(f"{time.strftime('%H:%M:%S')}  {text(found, _root_path(), tables.width())}")
                 time.sleep(max(0.1, interval))
     except KeyboardInterrupt:
         return code
@@ -302,7 +302,7 @@ def history(as_json: bool, limit: int) -> None:
     tables.show(
         ["began", "what", "name", "outcome", "seconds>", "who"],
         [
-            [tables.when(event.started), event.event, event.name, event.outcome, f"{event.seconds:.2f}", event.who]
+            [tables.when(event.started)[5:], event.event, event.name, event.outcome, f"{event.seconds:.2f}", event.who]
             for event in found
         ],
     )
@@ -345,9 +345,10 @@ def doctor_(as_json: bool) -> int:
     width = max(len(finding.check) for finding in found)
     for finding in found:
         colour = {"wrong": "red", "note": "yellow"}.get(finding.level, "green")
-        _say(f"{click.style(f'{finding.level:5}', fg=colour)}  {finding.check:{width}}  {finding.says}")
+        said = tables.wrapped(finding.says, width + 9)
+        _say(f"{click.style(f'{finding.level:5}', fg=colour)}  {finding.check:{width}}  {said}")
         if finding.remedy:
-            _say(f"{'':7}{'':{width}}  -> {finding.remedy}")
+            _say(f"{'':7}{'':{width}}  -> {tables.wrapped(finding.remedy, width + 12)}")
     wrong = sum(finding.level == WRONG for finding in found)
     _say("All is well." if not wrong else f"{wrong} wrong.")
     return exit_status(found)

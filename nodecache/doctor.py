@@ -83,7 +83,7 @@ def exit_status(found: list[Finding]) -> int:
 
 def _where() -> Iterator[Finding]:
     here = node()
-    yield Finding("node", GOOD, f"{here.label}, launcher {here.launcher}, boot {here.boot_id or 'unknown'}")
+    yield Finding("node", GOOD, f"{here.label}, launcher {here.launcher}")
     for note in here.notes:
         yield Finding("node", NOTE, note, "Numbers are labels only; correct the variable if messages should name it.")
 

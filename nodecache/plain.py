@@ -52,6 +52,7 @@ def show_status(*, as_json: bool) -> int:
     from nodecache.contents import find_root
     from nodecache.root import VARIABLE, default_root
     from nodecache.status import builds, exit_status, text
+    from nodecache.tables import width
 
     root = find_root()
     path = root.path if root else os.path.abspath(os.environ.get(VARIABLE) or default_root())
@@ -59,6 +60,6 @@ def show_status(*, as_json: bool) -> int:
     if as_json:
         said = json.dumps({"root": path, "builds": [build.record() for build in found]}, indent=1)
     else:
-        said = text(found, path)
+        said = text(found, path, width())
     sys.stdout.write(f"{said}\n")
     return exit_status(found)

@@ -35,9 +35,9 @@ body { margin: 2rem auto; max-width: 64rem; padding: 0 1rem; background: var(--p
   font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .25rem; } p { margin: .25rem 0; }
 .soft { color: var(--soft); }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(6.2rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
 dl div { border: 1px solid var(--line); border-radius: 6px; padding: .5rem .75rem; }
-dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; font-size: 1.2rem; }
+dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; font-size: 1.1rem; white-space: nowrap; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--text); font-size: 12px; }
 svg .soft { fill: var(--soft); } .grid { stroke: var(--line); } .stripe { fill: var(--stripe); }
 .built { fill: var(--built); } .step { fill: var(--step); } .failed { fill: var(--failed); }
@@ -109,8 +109,9 @@ def _sums(found: list[Event], held: list[Held]) -> str:
         ("waits", str(total.waits)),
         ("time built", _span(total.seconds_built)),
         ("time waited", _span(total.seconds_waited)),
-        ("compiling saved", _span(total.seconds_saved)),
-        ("in the root", f"{total.entries} · {size(total.bytes)}"),
+        ("time saved", _span(total.seconds_saved)),
+        ("entries", str(total.entries)),
+        ("space", size(total.bytes)),
     ]
     return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in shown) + "</dl>"
 

@@ -50,8 +50,8 @@ class Build:
         shown = ("state", "step", "commands", "seconds", "waiters")
         return {**fields, **{name: getattr(self, name) for name in shown}}
 
-    def lines(self) -> list[str]:
-        """As text: a headline, and what belongs to it."""
+    def lines(self, width: int | None) -> list[str]:
+        """As text: a headline, and what belongs to it; commands cut to ``width`` columns."""
         since = time.strftime("%H:%M:%S", time.localtime(self.owner.since))
         step = f", {self.step}" if self.step else ""
         waiters = "unknown" if self.waiters is None else str(self.waiters)
@@ -60,7 +60,7 @@ class Build:
             f"  builder  {self.owner.label}, since {since} ({self.seconds:.0f} s){step}",
             f"  waiters  {waiters}",
             f"  recipe   {self.owner.recipe}",
-            *(f"  command  {command}" for command in self.commands),
+            *(f"  command  {_cut(command, width)}" for command in self.commands),
             f"  log      {self.owner.log}",
         ]
         return [line for line in found if self.state != "dead" or not line.startswith(("  waiters", "  command"))]
@@ -97,11 +97,21 @@ def exit_status(found: list[Build]) -> int:
     return DEAD if "dead" in states else UNSURE if states - {"running"} else WELL
 
 
-def text(found: list[Build], root: str) -> str:
-    """The builds for people."""
+def text(found: list[Build], root: str, width: int | None) -> str:
+    """The builds for people, in so many columns; None cuts nothing."""
     if not found:
         return f"Nothing is being built in {root}."
-    return "\n".join(line for build in found for line in build.lines())
+    return "\n".join(line for build in found for line in build.lines(width))
+
+
+def _cut(command: str, width: int | None) -> str:
+    """A command's program and its end, which says what is compiled to what."""
+    room = 10_000 if width is None else max(20, width - 11)
+    if width is None or len(command) <= room:
+        return command
+    program = command.partition(" ")[0]
+    program = program if len(program) < room // 2 else program.rpartition("/")[2][: room // 2]
+    return f"{program} ... {command[-(room - len(program) - 5) :].partition(' ')[2]}"
 
 
 def _ears(root: Root) -> dict[str, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -61,6 +62,25 @@ def size(number: int) -> str:
 def when(moment: float) -> str:
     """A time in this place's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def width() -> int | None:
+    """Columns of the terminal that stdout is, or None where it is none: then nothing is cut."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    except (OSError, ValueError):
+        return None
+
+
+def wrapped(text: str, indent: int) -> str:
+    """Text that goes on below itself where it is longer than the terminal; no word is broken."""
+    import textwrap
+
+    columns = width()
+    if columns is None or columns < indent + 20:
+        return text
+    lines = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * indent}".join(lines)
 
 
 def ago(moment: float) -> str:

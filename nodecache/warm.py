@@ -88,16 +88,11 @@ def warm(targets: list[Target], say: Callable[[str], None]) -> list[Done]:
         say: told a line for each; on a terminal a bar shows meanwhile how far it is.
     """
     found = []
-    drawn = bar.begin()
-    try:
-        for number, target in enumerate(targets, 1):
-            with _Progress(drawn, f"[{number}/{len(targets)}] {target.label}"):
-                done = _make(target)
-            say(f"[{number}/{len(targets)}] {done}")
-            found.append(done)
-    finally:
-        if drawn is not None:
-            drawn.close()
+    for number, target in enumerate(targets, 1):
+        with _Progress(f"[{number}/{len(targets)}] {target.label}"):
+            done = _make(target)
+        say(f"[{number}/{len(targets)}] {done}")
+        found.append(done)
     return found
 
 
@@ -207,8 +202,8 @@ def _loader(project: str, folder: str, name: str, declared: Any) -> Callable[[],
 class _Progress:
     """Shows on a bar, meanwhile, how far this process's build is."""
 
-    def __init__(self, drawn: bar.Bar | None, label: str) -> None:
-        self._bar = drawn
+    def __init__(self, label: str) -> None:
+        self._bar = bar.begin()
         self._label = label
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="nodecache-bar", daemon=True)
@@ -221,6 +216,7 @@ class _Progress:
         self._over.set()
         if self._bar is not None:
             self._thread.join()
+            self._bar.close()
 
     def _watch(self) -> None:
         from nodecache.root import open_root
