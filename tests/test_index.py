@@ -142,7 +142,7 @@ def test_a_big_file_is_digested_again_only_when_its_status_changed(place, tmp_pa
     assert look(place) == "k"
     assert digested == [str(big)]
     monkeypatch.setattr(inputs, "_TICKS", 0)
-    add(inputs._print(str(big)))
+    add(inputs.status_print(str(big)))
     assert look(place) == "k"
     assert digested == [str(big)]
     status = big.stat()

@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nodecache
-from nodecache.inputs import Eyes, Inputs, parse_dependencies, parse_link_dependencies
+from nodecache.inputs import Eyes, Inputs
+from nodecache.learn import learn, parse_dependencies, parse_link_dependencies
 
 
 def write(path: Path, text: str) -> Path:
@@ -279,14 +280,13 @@ def test_a_header_with_an_odd_name_counts(tiny, compiler, tmp_path):
 
 def test_a_directorys_header_below_usr_local_is_the_users(tmp_path):
     """People install their own there, in place; a change of its content must show."""
-    from nodecache import inputs
 
     compiler = SimpleNamespace(own=(), system=("/usr/local/include", "/usr/include"))
     known = SimpleNamespace(roots=[], ranks=[], compiler=compiler)
     here = next((str(p) for p in Path("/usr/local").rglob("*") if p.is_file() and not p.is_symlink()), None)
     if here is None:
         pytest.skip("nothing is installed below /usr/local")
-    found, _ = inputs.learn(known, [here, "/usr/include/stdio.h"], [], [], 2**62)
+    found, _ = learn(known, [here, "/usr/include/stdio.h"], [], [], 2**62)
     assert [place for place, _ in found.files] == [here] or found.packages
     assert [path for path, _ in found.system] == ["/usr/include/stdio.h"]
 

@@ -1,0 +1,95 @@
+"""Diagnosis: what a build's log says went wrong, in words for people."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from nodecache.errors import RootError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nodecache.root import Root
+    from nodecache.staging import Staging
+
+TAIL_LINES = 200
+"""Lines of output that the builder's exception carries at most."""
+
+# What the compiler driver says, in the C locale, when something below it was asked to end (strsignal's words).
+_ENDED_FROM_OUTSIDE = re.compile(r"(?:Terminated|Hangup|Interrupt) signal terminated program")
+
+# What the log holds besides the tools' output: its head, the steps and their commands, and ninja's own words.
+_OURS = re.compile(r"# |> |\[\d+/\d+\] |FAILED: |\. \./step/\d+\.sh|ninja: build stopped")
+
+
+def ended_from_outside(output: str) -> bool:
+    """Whether a tool was asked to end: whoever ends a whole job signals the compilers first, or alone."""
+    return _ENDED_FROM_OUTSIDE.search(output) is not None
+
+
+def raise_if_limited(root: Root, staging: Staging, output: str) -> None:
+    """A tool that could not write did not fail; this machine refused it something."""
+    said = "\n".join(line for line in output.splitlines() if not _quotes_the_source(line))
+    for sentence, number in (
+        ("No space left on device", errno.ENOSPC),
+        ("Disk quota exceeded", errno.EDQUOT),
+        ("File size limit exceeded", errno.EFBIG),
+        ("File too large", errno.EFBIG),
+        ("Read-only file system", errno.EROFS),
+    ):
+        if sentence not in said:
+            continue
+        temporary = os.path.realpath(staging.tmp)
+        elsewhere = os.stat(temporary).st_dev != os.stat(root.path).st_dev
+        if number == errno.ENOSPC and elsewhere and _free(temporary) < _free(root.path):
+            raise RootError(
+                f"No space for the compilers' temporary files in {temporary} (ENOSPC, {_free(temporary)} bytes are "
+                f"left). Nothing was published. Free some, or set TMPDIR to a folder with more."
+            )
+        raise root.failed(OSError(number, os.strerror(number)), "compiling")
+
+
+def _quotes_the_source(line: str) -> bool:
+    """Whether a line repeats the programmer's own words: a command, a marked line of source, ``#error``."""
+    return bool(re.match(r"\[\d|> |\s*\d* \||[^:]+:\d+:(\d+:)? (error|warning|note):", line))
+
+
+def _free(path: str) -> int:
+    """Bytes that this user may still write where ``path`` is."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize
+
+
+def first_error(output: str) -> str:
+    """The first error in a compiler's output, with its file and line; else the last line that says something."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    killed = next((line.strip() for line in lines if _says_killed(line)), None)
+    if killed is not None:
+        return f"a compiler was killed, most often for memory ({killed.removeprefix('> ')})"
+    for mark in (": error: ", ": fatal error: ", "error: ", "undefined reference", "cannot find ", " error", "Error"):
+        for line in lines:
+            if mark in line and not line.startswith((">", "[", "#")):
+                return line.strip()
+    said = [line for line in lines if not _OURS.match(line)]
+    return said[-1].strip() if said else "the tool said nothing"
+
+
+def _says_killed(line: str) -> bool:
+    """Whether a line of output tells of SIGKILL, which is the kernel's way out of memory."""
+    return line == "> exit status 137" or "Killed signal terminated" in line or "ld terminated with signal 9" in line
+
+
+def failure_text(name: str, output: str, log: str) -> str:
+    """What the builder's exception says: cause, the tail of the tools' output, where the rest is, remedy."""
+    said = output.splitlines()
+    lines = [line for line in said if not _OURS.match(line)] or [line for line in said if line.startswith("> exit")]
+    remedy = "Correct the cause and call again."
+    if any(_says_killed(line) for line in said):
+        remedy = "Run fewer compilers at once (NODECACHE_JOBS=1), or give the job more memory, and call again."
+    cut = f"(the last {TAIL_LINES} lines)\n" if len(lines) > TAIL_LINES else ""
+    tail = "\n".join(lines[-TAIL_LINES:])
+    return f"Error building extension {name!r}: {first_error(output)}\n\n{cut}{tail}\n\nThe full log is {log}. {remedy}"

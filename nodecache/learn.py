@@ -1,0 +1,189 @@
+"""Learning: sorts what the tools wrote down that they read into :class:`nodecache.inputs.Inputs`."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from nodecache.digest import digest_file
+from nodecache.inputs import BIG, LIBRARIES, Eyes, Inputs, folder_time, settled, status_print
+from nodecache.packages import COVERED, identity, locate
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nodecache.recipe import Recipe
+
+_LOCAL = "/usr/local"
+
+
+def learn(
+    recipe: Recipe, read: list[str], linked: list[str], private: list[str], began: int
+) -> tuple[Inputs, str | None]:
+    """Sort what the tools read.
+
+    Args:
+        recipe: the recipe that was built.
+        read: absolute paths that the compilers read, as they spell them.
+        linked: absolute paths that the linker read.
+        private: the build's own folders; what lies below them does not count.
+        began: file time at which the tools began, in ns since the epoch.
+
+    Returns:
+        The inputs; and what of them changed after ``began``, as a sentence's beginning, or None.
+    """
+    import sysconfig
+
+    packages = {name: folder for name in COVERED if (folder := locate(name)) is not None}
+    python = {os.path.realpath(sysconfig.get_path(name)) for name in ("include", "platinclude")}
+    own = [*recipe.compiler.own, *python]
+    system = [*recipe.compiler.system, "/usr/include", "/usr/lib", "/usr/lib64", "/lib", "/lib64"]
+    searched = [*own, *system, *(f"{folder}/include" for folder in packages.values())]
+    found = Inputs()
+    used: set[str] = set()
+    names: set[str] = set()  # first parts of the names by which headers outside the roots were asked for
+    folders: dict[str, int] = {}
+    changed: str | None = None
+    for path in sorted({*read, *linked}):
+        real = os.path.realpath(path)
+        if _below(real, private) or real.startswith("/dev/"):
+            continue
+        package = next((name for name, folder in packages.items() if _below(real, [folder])), None)
+        if path not in linked:
+            within = max((folder for folder in searched if _below(real, [folder])), key=len, default=None)
+            names.update([] if within is None else [real[len(within) :].strip("/").partition("/")[0]])
+        if package is not None:
+            used.add(package)
+            continue
+        if _below(real, own):
+            continue
+        try:
+            if _is_as_new(path, began):
+                changed = f"{path} changed"
+            if _below(real, system) and not _below(real, [_LOCAL]):
+                folders.setdefault(os.path.dirname(real), settled(folder_time(os.path.dirname(real))))
+                found.system.append((real, digest_file(real)))
+                continue
+            place, before = _place(recipe, path, linked=path in linked)
+            if os.path.getsize(path) >= BIG:
+                found.seen[place] = status_print(path)
+            found.files.append((place, digest_file(path)))
+        except OSError:
+            changed = f"{path} vanished"
+            continue
+        for shadow in before:
+            spot = Eyes(recipe.roots).path(shadow)
+            if not os.path.lexists(spot):
+                found.shadows.append(shadow)
+            elif _is_as_new(spot, began):
+                changed = f"{spot} appeared"
+    found.veils, late = _veils(recipe, names, began)
+    found.packages = [(name, identity(name)) for name in sorted(used)]
+    found.system = sorted(set(found.system))
+    found.folders = sorted(folders.items())
+    return found, changed or late
+
+
+def _veils(recipe: Recipe, names: set[str], began: int) -> tuple[list[tuple[int, int, list[str]]], str | None]:
+    """For each include folder the names that it must not get; and what it got since the build began."""
+    found = []
+    late: str | None = None
+    for number, (low, _) in enumerate(recipe.ranks):
+        folder = recipe.roots[number]
+        if low >= LIBRARIES or not names:
+            continue
+        mtime = settled(folder_time(folder))
+        there = names & set(os.listdir(folder)) if os.path.isdir(folder) else set()
+        for name in there:
+            if _is_as_new(os.path.join(folder, name), began):
+                late = f"{folder}/{name} appeared"
+        found.append((number, mtime, sorted(names - there)))
+    return found, late
+
+
+def _place(recipe: Recipe, path: str, *, linked: bool) -> tuple[str, list[str]]:
+    """How the key says a path, and the places where the same name would have been found before it."""
+    within = [number for number, root in enumerate(recipe.roots) if _below(path, [root])]
+    if not within:
+        return path, []
+    number = max(within, key=lambda number: len(recipe.roots[number]))
+    # As the compiler spells it: "../x.h" below a root stays relative to it, and ".." after a link means what it meant.
+    relative = path[len(recipe.roots[number].rstrip("/")) + 1 :]
+    _, mine = recipe.ranks[number]
+    if not linked:
+        before = [other for other, (low, _) in enumerate(recipe.ranks) if other != number and low < mine]
+        return f"{number}:{relative}", [f"{other}:{relative}" for other in before]
+    before = [other for other, (_, high) in enumerate(recipe.ranks) if LIBRARIES <= high < mine]
+    shadows = [f"{other}:{relative}" for other in before]
+    if relative.endswith(".a"):
+        shadows += [f"{other}:{relative[:-2]}.so" for other in (number, *before)]
+    return f"{number}:{relative}", shadows
+
+
+def _is_as_new(path: str, began: int) -> bool:
+    """Whether a file, or a link on the way to it, changed at or after a file time."""
+    status = os.stat(path)
+    # A file system that keeps whole seconds cannot tell within the one in which the build began.
+    whole = status.st_ctime_ns % 10**9 == 0
+    if status.st_ctime_ns >= (began - began % 10**9 if whole else began):
+        return True
+    while len(path) > 1:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) and status.st_ctime_ns >= began:
+            return True
+        path = os.path.dirname(path)
+    return False
+
+
+def _below(path: str, folders: list[str]) -> bool:
+    return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def parse_dependencies(text: str) -> list[str]:
+    """Prerequisites in a dependency file as compilers and assemblers write it.
+
+    Source: GNU make's syntax as GCC's ``-MD`` writes it: a backslash ends a line that goes on; a space or tab of the
+    name has a backslash before it, and backslashes before that are doubled; a hash has one backslash; a dollar is
+    doubled (nvcc leaves it single).
+    """
+    found: list[str] = []
+    for rule in text.replace("\\\n", " ").split("\n"):
+        _, colon, rest = rule.partition(": ")
+        if not colon:
+            continue
+        word, slashes, dollar = "", 0, False
+        for character in f"{rest} ":
+            if character == "\\":
+                slashes += 1
+                continue
+            blank = character.isspace()
+            if slashes:
+                escaped = (blank and slashes % 2 == 1) or character == "#"
+                word += "\\" * (slashes // 2 if blank else slashes - escaped)
+                slashes = 0
+                if escaped:
+                    word += character
+                    continue
+            if blank:
+                if word:
+                    found.append(word)
+                word = ""
+            elif not (dollar and character == "$"):
+                word += character
+            dollar = character == "$" and not dollar
+    return found
+
+
+def parse_link_dependencies(text: str, folder: str) -> list[str]:
+    """Prerequisites in a dependency file as linkers write it, as absolute paths; the linker ran in ``folder``.
+
+    Source: GNU ld and gold write one name a line, as it is; lld does the same and escapes as make wants it.
+    """
+    found = []
+    for line in text.split("\n\n", 1)[0].split("\n")[1:]:
+        name = line.strip().removesuffix("\\").rstrip(" ")
+        if not name:
+            continue
+        if not os.path.exists(os.path.join(folder, name)) and ("\\" in name or "$$" in name):
+            name = (parse_dependencies(f": {name}") or [name])[0]
+        found.append(os.path.join(folder, name))
+    return found
