@@ -1,11 +1,21 @@
-"""``nodecache status``: what is being built, and by whom."""
+"""``nodecache status``: what is being built, by whom, and who waits."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 
 from nodecache.__main__ import main
+
+RANK3 = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
+WATCH = "import sys; from nodecache.__main__ import main; sys.exit(main(['status', '--watch', '--interval', '0.1']))"
+
+
+def told(capsys, *words):
+    """Exit status and builds."""
+    status = main(["status", "--json", *words])
+    return status, json.loads(capsys.readouterr().out)["builds"]
 
 
 def test_an_empty_root_has_no_builds(capsys, root):
@@ -13,18 +23,90 @@ def test_an_empty_root_has_no_builds(capsys, root):
     assert json.loads(capsys.readouterr().out) == {"root": str(root), "builds": []}
 
 
-def test_a_running_build_is_told_with_its_builder_and_step(start, tiny, compiler, load_program, capsys):
+def test_a_running_build_is_told_with_its_builder_step_and_command(start, tiny, compiler, load_program, capsys):
     compiler.set(before="sleep 60")
-    child = start(
-        load_program, "tiny", tiny(), env={"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
-    )
+    child = start(load_program, "tiny", tiny(), env=RANK3)
     compiler.wait_for(1)
-    assert main(["status", "--json"]) == 0
-    (build,) = json.loads(capsys.readouterr().out)["builds"]
+    status, (build,) = told(capsys)
+    assert status == 0
     assert (build["pid"], build["name"], build["state"], build["rank"]) == (child.pid, "tiny", "running", 3)
     assert build["step"] == "step 1 of 2: compile tiny.cpp"
+    (command,) = build["commands"]
+    assert command.startswith(str(compiler.path))
+    assert command.endswith("-c src/0/tiny.cpp -o obj/0.o")
     assert os.path.exists(build["log"])
     child.kill()
     child.wait()
     assert main(["status"]) == 1
-    assert f"pid {child.pid} (rank 3)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"pid {child.pid} (rank 3)" in out
+    assert "dead" in out
+    assert "nothing to delete" in out
+
+
+def test_waiters_are_counted(start, tiny, compiler, load_program, capsys, wait_until):
+    compiler.set(before="sleep 60")
+    source = tiny()
+    first = start(load_program, "tiny", source)
+    compiler.wait_for(1)
+    assert told(capsys)[1][0]["waiters"] == 0
+    others = [start(load_program, "tiny", source) for _ in range(3)]
+    wait_until(lambda: told(capsys)[1][0]["waiters"] == 3, 20, "three waiters")
+    others[0].kill()
+    others[0].wait()
+    assert told(capsys)[1][0]["waiters"] == 2
+    first.kill()
+
+
+def test_a_stopped_builder_is_told_from_a_running_and_a_dead_one(start, tiny, compiler, load_program, capsys):
+    compiler.set(before="sleep 60")
+    child = start(load_program, "tiny", tiny())
+    compiler.wait_for(1)
+    child.kill(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    status, (build,) = told(capsys)
+    assert (status, build["state"]) == (3, "stopped")
+    child.kill(signal.SIGCONT)
+    child.kill()
+
+
+def test_status_reads_only(start, tiny, compiler, load_program, capsys, root):
+    compiler.set(before="sleep 60")
+    child = start(load_program, "tiny", tiny())
+    compiler.wait_for(1)
+
+    def listing():
+        return sorted((str(path), path.lstat().st_mtime_ns) for path in root.rglob("*"))
+
+    before = listing()
+    assert main(["status"]) == 0
+    assert listing() == before
+    child.kill()
+
+
+def test_watch_goes_on_until_it_is_interrupted_and_tells_of_each_change(
+    start, tiny, compiler, load_program, wait_until
+):
+    compiler.set(before="sleep 60")
+    watch = start(WATCH)
+    wait_until(lambda: "Nothing is being built" in watch.out, 20, "first look")
+    child = start(load_program, "tiny", tiny())
+    wait_until(lambda: "step 1 of 2: compile tiny.cpp" in watch.out, 20, "the build")
+    child.kill()
+    child.wait()
+    wait_until(lambda: "dead" in watch.out, 20, "its death")
+    watch.kill(signal.SIGINT)
+    result = watch.wait()
+    assert (result.status, result.err) == (1, "")
+    assert result.out.count("Nothing is being built") == 1
+
+
+def test_on_a_terminal_long_commands_are_cut_to_its_columns():
+    from nodecache.status import _cut
+
+    command = f"/usr/bin/c++ {'-I/a/long/folder ' * 20}-c src/0/a.cpp -o obj/0.o"
+    assert _cut(command, None) == command
+    short = _cut(command, 80)
+    assert len(short) + len("  command  ") <= 80
+    assert short.startswith("/usr/bin/c++ ... ")
+    assert short.endswith("-c src/0/a.cpp -o obj/0.o")
