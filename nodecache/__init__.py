@@ -23,8 +23,8 @@ from nodecache.extension import load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from nodecache.cache import get_or_build as get_or_build
     from nodecache.explanation import explain as explain
+    from nodecache.folder import get_or_build as get_or_build
     from nodecache.inline import load_inline as load_inline
     from nodecache.node import node as node
 
@@ -52,7 +52,7 @@ __all__ = [
 # What a hit does not need is imported when it is first asked for.
 _LATER = {
     "explain": "nodecache.explanation",
-    "get_or_build": "nodecache.cache",
+    "get_or_build": "nodecache.folder",
     "load_inline": "nodecache.inline",
     "node": "nodecache.node",
 }
