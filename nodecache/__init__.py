@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodecache.explanation import explain as explain
     from nodecache.folder import get_or_build as get_or_build
     from nodecache.inline import load_inline as load_inline
-    from nodecache.node import node as node
+    from nodecache.launchers import node as node
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ _LATER = {
     "explain": "nodecache.explanation",
     "get_or_build": "nodecache.folder",
     "load_inline": "nodecache.inline",
-    "node": "nodecache.node",
+    "node": "nodecache.launchers",
 }
 
 

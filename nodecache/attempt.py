@@ -183,7 +183,7 @@ def append_history(root: Root, event: dict[str, object]) -> None:
 
 def note_hit(root: Root, spec: Spec, recipe: str, key: str, seconds: float) -> None:
     """Add a hit to the history, for who asks for it; without being asked a hit writes nothing."""
-    from nodecache.node import node
+    from nodecache.launchers import node
 
     here = node()
     try:

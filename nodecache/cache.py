@@ -266,7 +266,7 @@ class Request:
         """A line of history for a wait, if there was one: which attempt it was for, and how it ended."""
         if voice.waited == 0.0:
             return
-        from nodecache.node import node
+        from nodecache.launchers import node
 
         here = node()
         self._write_history(

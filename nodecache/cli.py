@@ -442,7 +442,7 @@ def report_(output: str | None, since: str | None) -> None:
     nodecache report -o report.html
     """
     from nodecache.history import events
-    from nodecache.node import node
+    from nodecache.launchers import node
     from nodecache.prune import parse_age
     from nodecache.report import page
 

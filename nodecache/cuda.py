@@ -212,7 +212,7 @@ def _devices(root: Root) -> list[str]:
     import subprocess
     import sys
 
-    from nodecache.node import node
+    from nodecache.launchers import node
 
     nodes = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") or name == "dxg")
     if not nodes:

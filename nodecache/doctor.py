@@ -18,7 +18,7 @@ from nodecache.compiler import find_compiler, run_tool, which
 from nodecache.contents import entries, foreign
 from nodecache.cuda import architectures
 from nodecache.errors import NodecacheError, RootError
-from nodecache.node import node
+from nodecache.launchers import node
 from nodecache.packages import cuda_home, package_folder
 from nodecache.root import LEAST_BYTES, VARIABLE, Root, default_root, ensure_folders, open_root
 from nodecache.tables import count, size

@@ -96,7 +96,7 @@ class Owner:
 
 def this_process(*, attempt: str, recipe: str, name: str, log: str) -> Owner:
     """The record of the calling process."""
-    from nodecache.node import node
+    from nodecache.launchers import node
 
     here = node()
     return Owner(
@@ -213,7 +213,7 @@ def state(owner: Owner) -> str:
     """
     import psutil
 
-    from nodecache.node import node
+    from nodecache.launchers import node
 
     here = node()
     if owner.host == here.hostname and owner.boot_id != here.boot_id:

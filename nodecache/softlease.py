@@ -45,7 +45,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK
 
 def soft_path(root: Root, recipe: str) -> str:
     """The recipe's folder, in this boot of this kernel."""
-    from nodecache.node import node
+    from nodecache.launchers import node
 
     return root.at("leases", f"{recipe}.soft", node().boot_id or "noboot")
 

@@ -211,7 +211,7 @@ def _remove_tree(path: str) -> None:
 
 def _node_tag() -> str:
     """``<host>-<boot>``, hashed: whose locks reach this process, and which folders an earlier boot left."""
-    from nodecache.node import node
+    from nodecache.launchers import node
 
     here = node()
     return f"{digest_bytes(here.hostname.encode())[:8]}-{digest_bytes(here.boot_id.encode())[:8]}"

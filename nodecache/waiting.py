@@ -101,7 +101,7 @@ class Voice:
 
     def _speaks(self) -> bool:
         """One waiter a node: local rank 0, or 1 where 0 is the one that builds; everybody where ranks are not known."""
-        from nodecache.node import node
+        from nodecache.launchers import node
 
         mine = node().local_rank
         zero_builds = self.holder is not None and self.holder.local_rank == 0

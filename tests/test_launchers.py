@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodecache.node import LAUNCHERS, Node, node
+from nodecache.launchers import LAUNCHERS, Node, node
 
-node_module = importlib.import_module("nodecache.node")  # the package's attribute of that name is the function
+node_module = importlib.import_module("nodecache.launchers")
 NUMBERS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
 
 TORCHRUN = {
@@ -405,7 +405,7 @@ def test_a_forked_child_knows_its_node():
 
 
 def test_the_public_call_works_before_and_after_something_imports_the_module():
-    code = "import nodecache; before = nodecache.node(); import nodecache.node; assert nodecache.node() == before"
+    code = "import nodecache; before = nodecache.node(); import nodecache.launchers; assert nodecache.node() == before"
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 

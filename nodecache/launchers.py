@@ -8,9 +8,7 @@ builds. ``docs/launchers.md`` has the same table with the source of each row.
 from __future__ import annotations
 
 import os
-import sys
 from functools import lru_cache
-from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
@@ -414,13 +412,3 @@ def _shown(text: str) -> str:
     """A value in a note: printable under any encoding, and short."""
     limit = 40
     return ascii(text if len(text) <= limit else text[: limit - 3] + "...")
-
-
-class _Callable(ModuleType):
-    """The import system makes ``nodecache.node`` this module as soon as anything imports it: then this is called."""
-
-    def __call__(self) -> Node:
-        return node()
-
-
-sys.modules[__name__].__class__ = _Callable
