@@ -11,7 +11,7 @@ import nodecache
 
 
 def extension() -> ModuleType:
-    """The extension, built on this node if it was not yet; `train.sbatch` calls this once a node first."""
+    """The extension, built on this node if it was not yet; `nodecache warm train:extension` calls it too."""
     return nodecache.load("train_step", [Path(__file__).parent / "step.cpp"])
 
 
