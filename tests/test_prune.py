@@ -1,0 +1,256 @@
+"""``nodecache prune``: the least recently used goes first, never under a build, and what is loaded works on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+import nodecache
+from nodecache import contents, index, prune
+from nodecache.__main__ import main
+from nodecache.errors import SpecError
+from nodecache.root import open_root
+
+DAY = 86400
+LOOP = """\
+import sys, time
+import nodecache
+module = nodecache.load("tiny", [sys.argv[1]])
+print("loaded", flush=True)
+until = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < until:
+    assert module.add(2, 3) == 5
+again = nodecache.load("tiny", [sys.argv[1]])
+print(again.__nodecache__.role, again.add(2, 3))
+"""
+LOADS = """\
+import sys
+import nodecache
+for round in range(int(sys.argv[2])):
+    assert nodecache.load("tiny", [sys.argv[1]]).add(2, 3) == 5
+    nodecache.extension._modules.clear()
+"""
+PRUNES = """\
+import sys, time
+from nodecache import prune
+from nodecache.contents import find_root
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    root = find_root()
+    if root:
+        prune.prune(root, everything=True)
+"""
+
+
+def build(tiny, *names):
+    """Build modules of these names, each last used a day after the one before; the last a day ago."""
+    for age, name in enumerate(reversed(names), 1):
+        nodecache.load(name, [tiny(name)])
+        use(name, age * DAY)
+
+
+def use(name, ago):
+    """Let an entry's last use and its making lie so many seconds back."""
+    root = open_root()
+    held = contents.find_entry(root, name)
+    then = time.time() - ago
+    os.utime(held.path, (then, then))
+    for file in os.listdir(root.at("recipes", held.recipe)):
+        os.utime(root.at("recipes", held.recipe, file), (then, then))
+
+
+def names():
+    return [held.name for held in contents.entries(open_root())]
+
+
+def test_the_least_recently_used_go_until_the_size_fits(tiny, capsys):
+    build(tiny, "a", "b", "c")
+    assert names() == ["c", "b", "a"]
+    room = sum(held.size for held in contents.entries(open_root())) - 1
+    assert main(["prune", "--max-size", str(room)]) == 0
+    assert names() == ["c", "b"]
+    assert " a (" in capsys.readouterr().out
+
+
+def test_what_was_used_longer_ago_goes(tiny):
+    build(tiny, "a", "b", "c")  # used three, two and one day ago
+    assert main(["prune", "--older-than", "36h"]) == 0
+    assert names() == ["c"]
+
+
+def test_a_dry_run_only_says_so(tiny, capsys, root):
+    build(tiny, "a", "b")
+    before = sorted(str(path) for path in root.rglob("*"))
+    assert main(["prune", "--all", "--dry-run"]) == 0
+    assert sorted(str(path) for path in root.rglob("*")) == before
+    out = capsys.readouterr().out
+    assert out.count("would remove") == 2
+    assert "2 entries" in out
+
+
+def test_all_leaves_no_entry_and_no_index_and_the_next_call_builds(tiny, compiler, root):
+    nodecache.load("tiny", [tiny()])
+    assert main(["prune", "--all"]) == 0
+    assert list((root / "entries").iterdir()) == list((root / "recipes").iterdir()) == []
+    nodecache.extension._modules.clear()
+    assert nodecache.load("tiny", [tiny()]).__nodecache__.role == "built"
+    assert compiler.compiles == 2
+
+
+def test_a_hit_notes_its_use_once_a_day(start, tiny, load_program):
+    source = tiny()
+    build(tiny, "tiny")
+    use("tiny", 3 * DAY)
+    assert start(load_program, "tiny", source).wait().json["role"] == "hit"
+    used = contents.find_entry(open_root(), "tiny").used
+    assert time.time() - used < 60
+    use("tiny", DAY / 2)
+    assert start(load_program, "tiny", source).wait().json["role"] == "hit"
+    assert time.time() - contents.find_entry(open_root(), "tiny").used == pytest.approx(DAY / 2, abs=120)
+
+
+def test_noting_a_use_costs_a_hit_a_few_microseconds(tiny, root):
+    nodecache.load("tiny", [tiny()])
+    (path,) = (root / "recipes").glob("*/*")
+    began = time.perf_counter()
+    for _ in range(1000):
+        index._note_use(str(path))
+    assert (time.perf_counter() - began) / 1000 < 100e-6  # 2 µs on an idle machine
+
+
+def test_what_is_being_built_stays(start, tiny, compiler, load_program, capsys, root):
+    source = tiny()
+    nodecache.load("tiny", [source])
+    header = source.parent / "h.h"
+    header.write_text("")
+    # The same recipe with other headers: the old entry is of the recipe that is being built.
+    source.write_text('#include "h.h"\n' + source.read_text())
+    nodecache.load("tiny", [source])
+    (held,) = [each for each in contents.entries(open_root()) if each.recipe == contents.entries(open_root())[0].recipe]
+    header.write_text("// changed")
+    compiler.set(before="sleep 30")
+    builder = start(load_program, "tiny", source)
+    compiler.wait_for(3)
+    assert main(["prune", "--all"]) == 1
+    assert f"kept {held.key[:12]} tiny: it is being built" in capsys.readouterr().out
+    assert [each.key for each in contents.entries(open_root())] == [held.key]
+    assert builder.process.poll() is None
+    builder.kill()
+
+
+def test_a_process_that_has_loaded_it_goes_on_and_one_that_asks_again_builds(start, tiny, wait_until):
+    source = tiny()
+    user = start(LOOP, source, 3)
+    wait_until(lambda: "loaded" in user.out, 30, "the module")
+    assert main(["prune", "--all"]) == 0
+    result = user.wait()
+    assert result.status == 0, result.err
+    assert result.out.split() == ["loaded", "built", "5"]
+
+
+def test_jobs_that_load_while_others_prune_never_fail(start, tiny, root):
+    source = tiny()
+    loaders = [start(LOADS, source, 12) for _ in range(3)]
+    pruners = [start(PRUNES, 6) for _ in range(2)]
+    for child in [*loaders, *pruners]:
+        result = child.wait(100)
+        assert result.status == 0, result.err
+    assert not [name for name in os.listdir(root / "entries") if name.endswith(contents.PRUNED)]
+
+
+def test_a_prune_that_was_killed_is_finished_by_the_next(tiny, root):
+    nodecache.load("tiny", [tiny()])
+    (entry,) = (root / "entries").iterdir()
+    entry.rename(f"{entry}.0badc0de{contents.PRUNED}")
+    assert names() == []
+    assert main(["prune", "--older-than", "1d"]) == 0
+    assert list((root / "entries").iterdir()) == []
+
+
+def test_a_dead_builders_leftovers_go_with_its_entries(start, tiny, compiler, load_program, root):
+    source = tiny()
+    nodecache.load("tiny", [source])
+    compiler.set(before="sleep 60")
+    source.write_text(source.read_text() + "// changed\n")
+    builder = start(load_program, "tiny", source)
+    compiler.wait_for(2)
+    builder.kill(signal.SIGKILL)
+    builder.wait()
+    assert main(["prune", "--all"]) == 0
+    assert list((root / "entries").iterdir()) == []
+
+
+def test_a_damaged_entry_can_be_pruned(tiny, root):
+    nodecache.load("tiny", [tiny()])
+    (entry,) = (root / "entries").iterdir()
+    (entry / "manifest.json").unlink()
+    (entry / "manifest.json").write_text("{")
+    assert main(["prune", "--all"]) == 0
+    assert list((root / "entries").iterdir()) == []
+
+
+def test_old_failures_and_their_logs_go_and_new_ones_stay(tiny, root):
+    for name in ("old", "new"):
+        with pytest.raises(nodecache.BuildError):
+            nodecache.load(name, [tiny(name, expression="a +")])
+    old, new = sorted((root / "attempts").glob("*/failure"), key=lambda path: path.stat().st_mtime_ns)
+    for path in (*old.parent.iterdir(), old.parent):
+        os.utime(path, (time.time() - 3 * DAY,) * 2)
+    assert main(["prune", "--older-than", "2d"]) == 0
+    assert not old.parent.exists()
+    assert new.exists()
+
+
+def test_an_automatic_limit_is_kept_after_a_build(start, tiny, load_program):
+    build(tiny, "a", "b")
+    room = sum(held.size for held in contents.entries(open_root())) + 1000
+    result = start(load_program, "c", tiny("c"), env={"NODECACHE_MAX_SIZE": str(room)}).wait()
+    assert (result.status, result.err) == (0, "")
+    assert names() == ["c", "b"]
+    result = start(load_program, "d", tiny("d"), env={"NODECACHE_MAX_SIZE": "1"}).wait()
+    assert (result.status, result.err) == (0, "")
+    assert set(names()) == {"c", "d"}  # both are new: those who waited for them are about to load them
+
+
+def test_a_limit_that_makes_no_sense_is_a_warning_and_the_build_is_good(start, tiny, load_program):
+    result = start(load_program, "tiny", tiny(), env={"NODECACHE_MAX_SIZE": "plenty"}).wait()
+    assert result.json["role"] == "built"
+    assert "NODECACHE_MAX_SIZE was not kept to: 'plenty' is no size" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 << 30), ("300M", 300 << 20), ("2.5GiB", 5 << 29), ("1000", 1000), ("1 kb", 1024)]
+)
+def test_sizes_are_read(text, size):
+    assert prune.parse_size(text) == size
+
+
+@pytest.mark.parametrize(("text", "age"), [("30d", 30 * DAY), ("12h", 43200), ("90m", 5400), ("2w", 14 * DAY)])
+def test_ages_are_read(text, age):
+    assert prune.parse_age(text) == age
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1GB", "5XB", "1e9", "5 days"])
+def test_what_is_no_size_and_no_age_is_refused(text):
+    with pytest.raises(SpecError, match="is no size"):
+        prune.parse_size(text)
+    with pytest.raises(SpecError, match="is no length of time"):
+        prune.parse_age(text)
+
+
+def test_prune_needs_to_be_told_what_may_go(tiny, capsys):
+    nodecache.load("tiny", [tiny()])
+    assert main(["prune"]) == 2
+    assert "--max-size, --older-than or --all" in capsys.readouterr().err
+    assert names() == ["tiny"]
+
+
+def test_the_size_counts_what_stays(tiny, capsys):
+    build(tiny, "a", "b")
+    (b, _) = contents.entries(open_root())
+    assert main(["prune", "--max-size", str(b.size)]) == 0
+    assert "1 entry" in capsys.readouterr().out
+    assert prune.prune(open_root(), max_size=0, dry_run=True).freed == b.size

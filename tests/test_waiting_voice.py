@@ -1,0 +1,149 @@
+"""What waiters say: nothing for two seconds, then who builds what and how far it is, from one waiter a node."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pty
+import re
+import select
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nodecache import waiting
+
+SAYS_WHEN = """\
+import logging, sys, time
+import nodecache
+class Times(logging.Handler):
+    def emit(self, record):
+        print(f"{time.monotonic() - began:.2f} {record.levelname} {record.getMessage()}", flush=True)
+logging.getLogger("nodecache").addHandler(Times())
+began = time.monotonic()
+try:
+    nodecache.load("tiny", [sys.argv[1]], verbose=len(sys.argv) > 2)
+except nodecache.BuildError:
+    pass
+"""
+LINE = re.compile(r"(?P<at>[\d.]+) (?P<level>\w+) (?P<said>.*)")
+
+
+def ranks(number, of=4):
+    names = ("RANK", "LOCAL_RANK")
+    return dict.fromkeys(names, str(number)) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(of))
+
+
+def lines(child):
+    return [found for line in child.out.splitlines() if (found := LINE.fullmatch(line))]
+
+
+def test_one_waiter_a_node_says_who_builds_since_when_how_far_and_where_its_log_is(start, tiny, compiler, wait_until):
+    """Case 56, scaled to 9 s: after 2 s, then at 4 and 8; at WARNING."""
+    compiler.set(before="sleep 9")
+    source = tiny()
+    builder = start(SAYS_WHEN, source, env=ranks(2))
+    compiler.wait_for(1)
+    waiters = {number: start(SAYS_WHEN, source, env=ranks(number)) for number in (0, 1, 3)}
+    wait_until(lambda: lines(waiters[0]), 20, "first word")
+    assert Path(re.search(r"log: (\S+)", waiters[0].out)[1]).stat().st_size > 0
+    assert [child.wait(60).status for child in [builder, *waiters.values()]] == [0] * 4
+    said = lines(waiters[0])
+    assert [round(float(line["at"])) for line in said] in ([2, 4, 8], [2, 4])
+    for line in said:
+        assert line["level"] == "WARNING"
+        assert f"waiting for 'tiny': pid {builder.pid} (rank 2) on {os.uname().nodename}" in line["said"]
+        assert re.search(r"building it for \d+ s, step 1 of 2: compile tiny\.cpp; log: ", line["said"])
+    assert waiters[1].out == waiters[3].out == builder.out == ""
+    assert not any(child.err for child in [builder, *waiters.values()])
+
+
+def test_the_log_grows_on_disk_while_the_compilers_run(start, tiny, compiler, root, tmp_path):
+    """Case 56."""
+    compiler.set(before="sleep 2")
+    (tmp_path / "more.cpp").write_text("int more() { return 1; }")
+    code = "import sys, nodecache; nodecache.load('tiny', sys.argv[1:])"
+    builder = start(code, tiny(), tmp_path / "more.cpp", env={"NODECACHE_JOBS": "1"})
+    compiler.wait_for(1)
+    (log,) = (root / "attempts").glob("*/*.log")
+    early = log.read_text()
+    assert "> step 1 of 3: compile tiny.cpp" in early
+    compiler.wait_for(2)
+    assert builder.process.poll() is None
+    later = log.read_text()
+    assert later.startswith(early)
+    assert "[1/3] compile tiny.cpp\n> step 2 of 3: compile more.cpp" in later
+    assert builder.wait().status == 0
+
+
+@pytest.mark.parametrize("case", ["rank 0 builds", "no ranks", "verbose"])
+def test_who_speaks(case, start, tiny, compiler):
+    compiler.set(before="sleep 4")
+    source = tiny()
+    own = {"no ranks": {}}.get(case)
+    builder = start(SAYS_WHEN, source, env=ranks(0) if own is None else own)
+    compiler.wait_for(1)
+    more = ("verbose",) if case == "verbose" else ()
+    waiters = [start(SAYS_WHEN, source, *more, env=ranks(number) if own is None else own) for number in (1, 2)]
+    assert [child.wait(60).status for child in [builder, *waiters]] == [0] * 3
+    spoke = [bool(lines(child)) for child in waiters]
+    assert spoke == ([True, False] if case == "rank 0 builds" else [True, True])
+    assert builder.out == ""
+
+
+def test_a_short_wait_is_silent(start, tiny, compiler):
+    compiler.set(before="sleep 1")
+    source = tiny()
+    children = [start(SAYS_WHEN, source) for _ in range(3)]
+    assert [child.wait(60).status for child in children] == [0] * 3
+    assert [child.out + child.err for child in children] == [""] * 3
+
+
+def test_the_intervals_grow_to_a_minute(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    voice = waiting.Voice("tiny", verbose=True)
+    spoken = []
+    monkeypatch.setattr(voice, "_speak", lambda: spoken.append(now[0] - 100))
+    for _ in range(40):
+        voice.wait_for(lambda: None)
+        now[0] += max(voice.patience(), 0.001)
+    assert [round(moment) for moment in spoken[:7]] == [2, 4, 8, 16, 32, 64, 124]
+    steps = [round(after - before) for before, after in itertools.pairwise(spoken[6:])]
+    assert set(steps) == {60}
+
+
+def on_terminal(source):
+    """What a waiter that leads a terminal's foreground group writes to it, until it ends."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-c", SAYS_WHEN, str(source)])
+    written = b""
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline and select.select([fd], [], [], 1)[0] is not None:
+            try:
+                written += os.read(fd, 4096)
+            except OSError:  # its last process has closed it
+                break
+    finally:
+        os.close(fd)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), written.decode(errors="replace")
+
+
+def test_on_a_terminal_a_bar_is_drawn_instead_and_taken_away(start, tiny, compiler, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(waiting.__file__).parents[1]))
+    compiler.set(before="sleep 5")
+    source = tiny()
+    builder = start(SAYS_WHEN, source)
+    compiler.wait_for(1)
+    status, written = on_terminal(source)
+    assert builder.wait(60).status == 0
+    assert status == 0
+    assert f"waiting for tiny: pid {builder.pid}" in written
+    assert "WARNING" not in written
+    assert written.rstrip().endswith(("\x1b[2K", "\x1b[?25h", "\x1b[1A"))  # the line is erased, the cursor is back
