@@ -12,7 +12,7 @@ import os
 import time
 
 from nodecache.attempt import last_failure, note_hit
-from nodecache.errors import LoadError
+from nodecache.errors import BuildInterrupted, LoadError
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
@@ -155,6 +155,10 @@ def _miss(
 
     def use(outcome: Outcome) -> None:
         entry = outcome.entry
+        if not entry.published and spec.kind != "module":  # it goes with the staging folder, before anybody opens it
+            raise BuildInterrupted(
+                f"{spec.name!r} was built while a file that it reads changed, so it was not kept. Call again."
+            )
         builder = outcome.builder
         module = _use(
             spec, entry.file(spec.file_name), outcome.role, entry.key, began, builder.rank if builder else None

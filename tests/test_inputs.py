@@ -14,8 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nodecache
+from nodecache.extension import obtain
 from nodecache.inputs import Eyes, Inputs
 from nodecache.learn import learn, parse_dependencies, parse_link_dependencies
+from nodecache.spec import Spec, read_sources
 
 
 def write(path: Path, text: str) -> Path:
@@ -220,6 +222,17 @@ def test_an_edit_during_the_build_is_used_and_not_kept(tiny, compiler, tmp_path,
     compiler.set()
     assert nodecache.load("tiny", source).add(0, 0) == 2
     assert compiler.compiles == 2
+
+
+def test_a_path_is_not_given_out_for_a_library_that_is_not_kept(tiny, compiler, tmp_path):
+    source = tiny(expression="VALUE", extra='#include "value.h"')
+    header = write(tmp_path / "src/value.h", "#define VALUE 1\n")
+    compiler.set(before=f"printf '#define VALUE 2\\n' > {header}")
+    spec = Spec("tiny", read_sources(source), kind="library")
+    with pytest.raises(nodecache.BuildInterrupted, match=r"was not kept\. Call again"):
+        obtain(spec)
+    compiler.set()
+    assert Path(obtain(spec)).exists()
 
 
 @pytest.mark.parametrize("change", ["link", "shadow", "delete"])
