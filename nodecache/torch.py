@@ -118,8 +118,7 @@ def load_inline(
         with_pytorch_error_handling: bind through ``torch::wrap_pybind_function``.
         use_pch: taken and ignored: torch's precompiled header is one file that all processes write.
         no_implicit_headers: leave out ``#include <torch/extension.h>`` and its like.
-        name, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, build_directory,
-            verbose, with_cuda, with_sycl, is_python_module, keep_intermediates: as for :func:`load`.
+        name: as for :func:`load`, and so are the flags, folders and switches that are not named here.
 
     Returns:
         The module, or a path.
