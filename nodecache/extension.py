@@ -230,6 +230,10 @@ def _use(spec: Spec, path: str, role: str, key: str, began: float, builder_rank:
         FileNotFoundError: it is gone.
         LoadError: the loader refuses it.
     """
+    if spec.instead is not None:
+        other = spec.instead(path, role)
+        if other is not None:
+            return other
     if spec.kind != "module":
         os.stat(path)
         return path

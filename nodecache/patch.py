@@ -2,7 +2,8 @@
 
 ``load`` and ``load_inline`` are replaced for who looks them up from now on. ``_jit_compile``, which both end in, is
 replaced for who has imported them before, and ``_maybe_write``, by which those write the file that other ranks read, is
-made atomic. What nodecache does not build (SYCL, ROCm) goes on to torch.
+made atomic. What nodecache does not build (SYCL, ROCm) goes on to torch. Where somebody else has replaced ``load`` or
+``load_inline``, theirs stays, and ends in ``_jit_compile`` like torch's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import ModuleType, TracebackType
     from typing import Any
 
 _TARGET = "torch.utils.cpp_extension"
@@ -39,6 +40,7 @@ _REQUIRED = {
     "_maybe_write": {"filename", "new_content"},
 }
 _before: dict[str, Any] = {}
+_put: dict[str, Any] = {}
 
 
 def install() -> bool:
@@ -66,20 +68,31 @@ def install() -> bool:
         )
         return False
     _before.update({name: getattr(cpp_extension, name) for name in _KNOWN})
-    cpp_extension.load = _instead(_before["load"], ours.load)
-    cpp_extension.load_inline = _instead(_before["load_inline"], ours.load_inline)
-    cpp_extension._jit_compile = _jit_compile(cpp_extension)  # noqa: SLF001  # checked above
-    cpp_extension._maybe_write = _write_atomically  # noqa: SLF001  # checked above
+    _put.update(_jit_compile=_jit_compile(cpp_extension))
+    for name, function in (("load", ours.load), ("load_inline", ours.load_inline)):
+        if _is_torchs(cpp_extension, _before[name]):
+            _put[name] = _instead(_before[name], function)
+    if _is_torchs(cpp_extension, _before["_maybe_write"]):
+        _put["_maybe_write"] = _write_atomically
+    for name, function in _put.items():
+        setattr(cpp_extension, name, function)
     return True
 
 
 def uninstall() -> None:
-    """Put torch's functions back; what somebody else has replaced since is left to them."""
+    """Put torch's functions back; what somebody else has replaced since is left to them, and goes on to torch's."""
     cpp_extension = sys.modules.get(_TARGET)
-    for name, function in _before.items():
-        if getattr(getattr(cpp_extension, name), "__nodecache__", False):
-            setattr(cpp_extension, name, function)
+    for name, function in _put.items():
+        if getattr(cpp_extension, name) is function:
+            setattr(cpp_extension, name, _before[name])
     _before.clear()
+    _put.clear()
+
+
+def _is_torchs(cpp_extension: ModuleType, function: Any) -> bool:
+    """Whether a function is the one that torch has written there."""
+    code = getattr(function, "__code__", None)
+    return code is not None and getattr(function, "__globals__", None) is vars(cpp_extension)
 
 
 def _mismatch(cpp_extension: ModuleType) -> str | None:
@@ -88,6 +101,10 @@ def _mismatch(cpp_extension: ModuleType) -> str | None:
         function = getattr(cpp_extension, name, None)
         if function is None:
             return f"{_TARGET}.{name} is not there"
+        if not _is_torchs(cpp_extension, function):
+            if name == "_jit_compile":
+                return f"{_TARGET}.{name} has been replaced by {getattr(function, '__module__', 'something')}"
+            continue
         try:
             parameters = set(inspect.signature(function).parameters)
         except (TypeError, ValueError):
@@ -108,11 +125,10 @@ def _instead(theirs: Callable[..., Any], function: Callable[..., Any]) -> Callab
     @functools.wraps(theirs)
     def call(*arguments: Any, **named: Any) -> Any:
         given = signature.bind(*arguments, **named).arguments
-        if _is_torchs_own(given):
+        if not _before or _is_torchs_own(given):
             return theirs(*arguments, **named)
         return function(**given)
 
-    call.__nodecache__ = True  # type: ignore[attr-defined]
     return call
 
 
@@ -124,7 +140,7 @@ def _jit_compile(cpp_extension: ModuleType) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def call(*arguments: Any, **named: Any) -> Any:
         given = signature.bind(*arguments, **named).arguments
-        if _is_torchs_own(given):
+        if not _before or _is_torchs_own(given):
             return theirs(*arguments, **named)
         # Torch's loads fill in their default folder, which nobody chose.
         default = cpp_extension._get_build_directory(given["name"], False)  # noqa: SLF001  # torch's own call
@@ -132,7 +148,6 @@ def _jit_compile(cpp_extension: ModuleType) -> Callable[..., Any]:
             given["build_directory"] = None
         return ours.load(**given)
 
-    call.__nodecache__ = True  # type: ignore[attr-defined]
     return call
 
 
@@ -161,9 +176,6 @@ def _write_atomically(filename: str, new_content: str) -> None:
     os.replace(temporary, filename)
 
 
-_write_atomically.__nodecache__ = True  # type: ignore[attr-defined]
-
-
 class _Hook(MetaPathFinder, Loader):
     """Installs the patch when ``torch.utils.cpp_extension`` is imported, so that who never imports it pays nothing."""
 
@@ -182,6 +194,8 @@ class _Hook(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         if self._loader is not None:
             module.__loader__ = self._loader
+            if module.__spec__ is not None:
+                module.__spec__.loader = self._loader
             self._loader.exec_module(module)
         sys.meta_path.remove(self)
         install()
@@ -196,15 +210,66 @@ def install_on_import() -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a program as ``python`` would, with the patch: ``[script, argument, ...]`` or ``["-m", module, ...]``."""
+    """Run a program as ``python`` would, with the patch: ``[script, argument, ...]`` or ``["-m", module, ...]``.
+
+    The program is ``__main__``: with its own folder on ``sys.path``, exit status and traceback.
+    """
     import runpy
 
     install_on_import()
+    sys.excepthook = _hook_without_ours(sys.excepthook, runpy.__spec__.origin if runpy.__spec__ else None)
+    first = os.getcwd() if arguments[0] == "-m" else os.path.dirname(os.path.abspath(arguments[0]))
+    if not sys.flags.safe_path:
+        sys.path[0] = first
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.path[0] = os.getcwd()
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    sys.argv = arguments
+    if os.path.isdir(arguments[0]) or not arguments[0].endswith(".py"):
+        runpy.run_path(arguments[0], run_name="__main__")  # a folder, an archive, byte code
+        return
+    path = os.path.abspath(arguments[0])
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        print(  # noqa: T201  # as Python says it
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr
+        )
+        sys.exit(2)
+    _run_as_main(path, text)
+
+
+def _run_as_main(path: str, text: bytes) -> None:
+    """Run a script in a ``__main__`` that stays there, for what threads and exit handlers look up."""
+    import builtins
+    from importlib.machinery import SourceFileLoader
+    from types import ModuleType
+
+    module = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", path)
+    vars(module).update(__file__=path, __builtins__=builtins, __loader__=loader, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(compile(text, path, "exec", dont_inherit=True), vars(module))  # noqa: S102  # what it is for
+
+
+def _hook_without_ours(
+    hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any], runner: str | None
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
+    """An exception hook that begins the traceback where the program's own frames begin."""
+    ours_too = (run.__code__, _run_as_main.__code__)
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        start = trace
+        while start is not None and start.tb_frame.f_code is not run.__code__:
+            start = start.tb_next
+        if start is not None:
+            while start is not None and (
+                start.tb_frame.f_code in ours_too or start.tb_frame.f_code.co_filename in ("<frozen runpy>", runner)
+            ):
+                start = start.tb_next
+            error, trace = error.with_traceback(start), start
+        hook(kind, error, trace)
+
+    return show

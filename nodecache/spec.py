@@ -14,6 +14,7 @@ from nodecache.errors import SpecError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 NAME_LIMIT = 200
 HOST_SUFFIXES = (".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".S", ".s")
@@ -72,6 +73,8 @@ class Spec:
         environment_flags: whether CXXFLAGS and LDFLAGS apply.
         base_flags: what comes before all other compile flags.
         framework_flags: asked only when it is built: what the framework's identity, which is in the key, decides.
+        instead: asked with path and role before a finished file is loaded; what it returns, unless None, is returned in
+            its place.
     """
 
     __slots__ = (
@@ -82,6 +85,7 @@ class Spec:
         "framework_flags",
         "frameworks",
         "include_paths",
+        "instead",
         "kind",
         "ldflags",
         "name",
@@ -102,8 +106,9 @@ class Spec:
         environment_flags: bool = True,
         base_flags: tuple[str, ...] = ("-O2", "-std=c++17"),
         framework_flags: Callable[[], Flags] | None = None,
+        instead: Callable[[str, str], Any] | None = None,
     ) -> None:
-        _check_name(name)
+        _check_name(name, kind)
         if not sources:
             raise SpecError(f"Extension {name!r} has no sources. Give at least one .cpp file.")
         for framework in frameworks:
@@ -120,6 +125,7 @@ class Spec:
         self.environment_flags = environment_flags
         self.base_flags = base_flags
         self.framework_flags = framework_flags
+        self.instead = instead
 
     @property
     def cuda(self) -> bool:
@@ -132,8 +138,11 @@ class Spec:
         return self.name if self.kind == "program" else f"{self.name}.so"
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
+def _check_name(name: str, kind: str) -> None:
+    word = name
+    if kind != "module" and isinstance(name, str):  # nobody imports it: it is the name of a file, and a macro
+        word = name.replace("-", "_").replace(".", "_") if name[:1] not in "-." else ""
+    if not isinstance(word, str) or not (word.isidentifier() and word.isascii()):
         raise SpecError(
             f"Extension name {name!r} is not an ASCII identifier, so no module can be called that. "
             f"Use letters, digits and underscores."

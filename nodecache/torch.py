@@ -7,23 +7,32 @@ torch's identity, is in the key.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 
-from nodecache.errors import SpecError, ToolchainError
+from nodecache.errors import LoadError, SpecError, ToolchainError
 from nodecache.extension import obtain
-from nodecache.spec import CUDA_SUFFIXES, Flags, Source, Spec, paths, read_sources
+from nodecache.spec import CUDA_SUFFIXES, Flags, Source, Spec, arguments, paths, read_sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
+    from typing import Any
 
     Path = str | os.PathLike[str]
 
 _CUDA_FILES = (*CUDA_SUFFIXES, ".cuh")
 _SYCL_FILES = (".sycl",)
+_FOLDER_OPTIONS = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
+_NINJA = re.compile(r"\$(?:([$: ])|[\w-]+|\{[\w.-]+\})")
+_QUOTED = re.compile(r"\\.|'[^']*'", re.DOTALL)
+_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_REGISTRATION = re.compile(rb"\bTORCH_LIBRARY(?:_EXPAND)?(_FRAGMENT)?\s*\(\s*(\w+)\s*,")
 _versions: dict[str, list[str]] = {}
+_registered: dict[tuple[str, str], str] = {}
+_results: dict[str, Any] = {}
 
 
 def load(
@@ -52,11 +61,13 @@ def load(
         name: module name; ``TORCH_EXTENSION_NAME`` is defined to it. As in torch, other contents under the same name in
             the same process get ``<name>_v1``, ``<name>_v2``, ...
         sources: one path or several.
-        extra_cflags, extra_cuda_cflags, extra_ldflags: each is split as a shell would, as torch's ninja file has it.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: each is unescaped as ninja does (``$$`` is ``$``), then split as
+            a shell does, for so torch's ninja file has it. Relative paths begin in ``build_directory`` where they are
+            there, else in the working folder.
         extra_sycl_cflags: must be empty.
         extra_include_paths: folders for ``-I``.
         build_directory: the files go below it; it need not be there.
-        verbose: print what was built, and how.
+        verbose: print the commands and what they said, when this call has built it.
         with_cuda: CUDA headers and libraries; None for "if a source is CUDA".
         with_sycl: must not be true.
         is_python_module: import it and return the module; else load its operators and return its path.
@@ -225,9 +236,50 @@ def _which_device(
     return with_cuda
 
 
-def _split(flags: Sequence[str] | None) -> tuple[str, ...]:
-    """Flags as words: torch joins them unquoted, so a shell splits them there."""
-    return tuple(word for flag in flags or () for word in shlex.split(flag))
+def _words(what: str, flags: Sequence[str] | None, build_directory: Path | None) -> tuple[str, ...]:
+    """Flags as words. Torch writes them unquoted into a ninja file, so ninja and then a shell read them."""
+    if flags is not None and not isinstance(flags, str):
+        flags = [flag.strip() if isinstance(flag, str) else flag for flag in flags]
+    words = [word for flag in arguments(what, flags) for word in _shell_words(_NINJA.sub(_unescaped, flag))]
+    return _absolute(words, os.fspath(build_directory)) if build_directory else tuple(words)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """What ninja makes of ``$$``, ``$:`` and ``$ ``; a variable of its own is not set here."""
+    return found[1] or ""
+
+
+def _shell_words(text: str) -> list[str]:
+    """Words as a shell makes them; one is only started for what it alone knows."""
+    rest = _QUOTED.sub("", text)
+    try:
+        if not any(sign in rest for sign in "$`*?["):
+            return shlex.split(text)
+        import subprocess
+
+        command = ["/bin/sh", "-c", f"printf '%s\\0' {text}"]
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout
+    except ValueError as error:
+        raise SpecError(f"{text!r} cannot be split into flags: {error}. Correct its quotes.") from error
+    except subprocess.CalledProcessError as error:
+        raise SpecError(
+            f"{text!r} cannot be split into flags: {os.fsdecode(error.stderr).strip()}. Correct it."
+        ) from error
+    return [os.fsdecode(word) for word in said.split(b"\0") if word]
+
+
+def _absolute(words: list[str], folder: str) -> tuple[str, ...]:
+    """Words with the paths that are below ``folder``, where torch's tools would run, made absolute."""
+    found = []
+    before = ""
+    for word in words:
+        option = next((option for option in _FOLDER_OPTIONS if word.startswith(option)), "")
+        path = word[len(option) :]
+        named = bool(option) or before in _FOLDER_OPTIONS or word[:1] not in "-@"
+        place = os.path.join(folder, path)
+        found.append(option + os.path.abspath(place) if named and path and os.path.exists(place) else word)
+        before = word
+    return tuple(found)
 
 
 def _load(
@@ -256,28 +308,110 @@ def _load(
             with_cuda,
         )
     )
+    seen_as = name
     seen = _versions.setdefault(name, [])
     if content not in seen:
         seen.append(content)
     number = seen.index(content)
+    name = f"{name}_v{number}" if number else name
+    cuda_words = _words("extra_cuda_cflags", cuda_cflags, build_directory)
+    if with_cuda and os.environ.get("CC"):
+        cuda_words = ("-ccbin", os.environ["CC"], *cuda_words)
+    registers = _registrations(sources, name, seen_as)
     spec = Spec(
-        f"{name}_v{number}" if number else name,
+        name,
         sources,
-        cflags=_split(cflags),
-        cuda_cflags=_split(cuda_cflags),
-        ldflags=_split(ldflags),
+        cflags=_words("extra_cflags", cflags, build_directory),
+        cuda_cflags=cuda_words,
+        ldflags=_words("extra_ldflags", ldflags, build_directory),
         include_paths=paths("extra_include_paths", include_paths),
         frameworks=("torch", "cuda") if with_cuda else ("torch",),
         kind=kind,
         environment_flags=False,
         base_flags=(),
-        framework_flags=lambda: framework_flags(with_cuda=with_cuda, standalone=kind == "program"),
+        framework_flags=lambda: framework_flags(
+            with_cuda=with_cuda,
+            standalone=kind == "program",
+            nvcc_standard=not any(word.startswith("-std=") for word in cuda_words),
+        ),
+        instead=_Instead(seen_as, kind, registers, verbose=verbose) if registers or verbose else None,
     )
-    found: ModuleType | str = obtain(spec, verbose=verbose, root=_root(build_directory))
-    if kind == "library":
-        import torch
+    try:
+        found: ModuleType | str = obtain(spec, verbose=verbose, root=_root(build_directory))
+        if kind == "library":
+            import torch
 
-        torch.ops.load_library(found)  # type: ignore[no-untyped-call]  # torch's
+            torch.ops.load_library(found)  # type: ignore[no-untyped-call]  # torch's
+    except BaseException:
+        for operators in registers:
+            if _registered.get(operators) not in _results:
+                _registered.pop(operators, None)
+        raise
+    if registers:
+        _results[found if isinstance(found, str) else str(found.__file__)] = found
+    return found
+
+
+class _Instead:
+    """Before a file is loaded: say how it was built, and keep torch from ending the process.
+
+    A second library that registers the same operators makes torch throw where nobody can catch it.
+    """
+
+    def __init__(self, name: str, kind: str, registers: list[tuple[str, str]], *, verbose: bool) -> None:
+        self._name = name
+        self._kind = kind
+        self._registers = registers
+        self._verbose = verbose
+
+    def __call__(self, path: str, role: str) -> Any:
+        if self._verbose and role == "built":
+            self._print_log(path)
+        for operators in self._registers:
+            first = _registered.setdefault(operators, path)
+            if first != path:
+                return self._first(operators[0], first)
+        return None
+
+    def _print_log(self, path: str) -> None:
+        try:
+            with open(os.path.join(os.path.dirname(path), "build.log"), encoding="utf-8", errors="replace") as log:
+                print(log.read(), end="", flush=True)  # noqa: T201  # torch's ninja writes there, too
+        except OSError:  # a result that is not kept may be on its way out
+            pass
+
+    def _first(self, namespace: str, path: str) -> Any:
+        """What registered these operators already, where that can stand for this."""
+        import logging
+
+        result = _results.get(path)
+        if (
+            self._kind == "module"
+            and getattr(result, "__name__", "").partition("_v")[0] != self._name.partition("_v")[0]
+        ):
+            raise LoadError(
+                f"{self._name!r} registers operators {namespace!r}, which {path} has registered in this process; torch "
+                f"would end it. Start another process for it, or give the operators another namespace."
+            )
+        logging.getLogger("nodecache").warning(
+            "operators %r are in this process already, from %s: it goes on with those, because torch cannot take them "
+            "out. To use %r as it is now, start the process anew.",
+            namespace,
+            path,
+            self._name,
+        )
+        return result if self._kind == "module" else path
+
+
+def _registrations(sources: list[Source], name: str, base: str) -> list[tuple[str, str]]:
+    """Which operators the sources register: namespaces, and for a part of one also whose part it is."""
+    found = []
+    for source in sources:
+        if b"TORCH_LIBRARY" not in source.data:
+            continue
+        for part, word in _REGISTRATION.findall(_COMMENT.sub(b"", source.data)):
+            namespace = name if word == b"TORCH_EXTENSION_NAME" else word.decode()
+            found.append((namespace, base if part else ""))
     return found
 
 
@@ -287,11 +421,16 @@ def _root(build_directory: Path | None) -> str | None:
     return os.path.join(chosen, f"nodecache_{os.getuid()}") if chosen else None
 
 
-def framework_flags(*, with_cuda: bool, standalone: bool) -> Flags:
+def framework_flags(*, with_cuda: bool, standalone: bool, nvcc_standard: bool = True) -> Flags:
     """Torch's own flags, from its public functions.
 
+    Args:
+        with_cuda: with CUDA's headers and libraries.
+        standalone: for a program.
+        nvcc_standard: whether nvcc gets torch's C++ standard; it cannot take two.
+
     Raises:
-        ToolchainError: torch is not installed.
+        ToolchainError: torch is not installed, or is a build without CUDA where that is wanted.
     """
     try:
         import torch
@@ -300,6 +439,11 @@ def framework_flags(*, with_cuda: bool, standalone: bool) -> Flags:
         raise ToolchainError(
             f"torch cannot be imported ({error}). Install it: {sys.executable} -m pip install torch"
         ) from error
+    if with_cuda and torch.version.cuda is None:
+        raise ToolchainError(
+            f"torch {torch.__version__} is a build without CUDA: it has no libraries to link a CUDA extension with. "
+            f"Install a CUDA build of torch, or set with_cuda=False."
+        )
     device = "cuda" if with_cuda else "cpu"
     search = [word for path in _device_paths(cpp_extension.include_paths, device) for word in ("-isystem", path)]
     # In no public function: until 2.8 torch told pybind11 the compiler's ABI so.
@@ -324,7 +468,7 @@ def framework_flags(*, with_cuda: bool, standalone: bool) -> Flags:
     if with_cuda:
         ldflags.append("-lcudart")
     standard = _standard(cpp_extension)
-    nvcc = [*getattr(cpp_extension, "COMMON_NVCC_FLAGS", ()), *common, standard]
+    nvcc = [*getattr(cpp_extension, "COMMON_NVCC_FLAGS", ()), *common, *([standard] if nvcc_standard else [])]
     return Flags([*common, standard], nvcc, ldflags)
 
 

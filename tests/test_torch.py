@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
+from types import FunctionType
 
 import pytest
 import torch
@@ -190,8 +192,9 @@ def test_installing_twice_and_uninstalling_puts_everything_back():
 
 
 def test_a_torch_that_has_changed_is_left_alone_and_it_is_said_so(monkeypatch, caplog):
-    def load(name, sources, build_directory=None, moon_phase=0): ...
+    def written(name, sources, build_directory=None, moon_phase=0): ...
 
+    load = FunctionType(written.__code__, vars(cpp_extension), "load")
     monkeypatch.setattr(cpp_extension, "load", load)
     with caplog.at_level(logging.WARNING, "nodecache"):
         assert not patch.install()
@@ -245,3 +248,209 @@ def test_a_header_upgrade_of_pybind11_alone_does_not_rebuild_what_never_read_it(
     assert "pybind11" not in text
     assert module.number == 1
     assert nodecache is not None
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        (r"""-DA='b c' -DD=\"e\" """, ("-DA=b c", '-DD="e"')),
+        ("'-Wl,-rpath,$$ORIGIN'", ("-Wl,-rpath,$ORIGIN",)),
+        ("-Wl,-rpath,\\$$ORIGIN", ("-Wl,-rpath,$ORIGIN",)),
+        ("-DPLACE=$$PLACE", ("-DPLACE=here",)),
+        ('"-DPLACE=$${PLACE} and there"', ("-DPLACE=here and there",)),
+        ("`echo -DA -DB`", ("-DA", "-DB")),
+        ("-DA=$ninjas_own", ("-DA=",)),
+        ("  -O3\n", ("-O3",)),
+        ("", ()),
+    ],
+)
+def test_a_flag_is_read_as_ninja_and_a_shell_read_it(monkeypatch, flag, words):
+    monkeypatch.setenv("PLACE", "here")
+    assert drop_in._words("extra_cflags", [flag], None) == words
+
+
+def test_flags_with_paths_begin_in_the_build_directory_where_torchs_tools_run(tmp_path):
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "more.o").touch()
+    flags = ["-Iinc", "-isystem inc", "more.o", "-Lnowhere", "-DA=inc"]
+    inc = str(tmp_path / "inc")
+    expected = (f"-I{inc}", "-isystem", inc, str(tmp_path / "more.o"), "-Lnowhere", "-DA=inc")
+    assert drop_in._words("extra_cflags", flags, tmp_path) == expected
+
+
+@pytest.mark.parametrize("flag", ["-DA='b", "$$(", "-O2\n-O3"])
+def test_flags_that_cannot_be_read_are_refused_with_what_is_wrong(flag):
+    with pytest.raises(ValueError, match=r"Correct|one line"):
+        drop_in._words("extra_cflags", [flag], None)
+
+
+def test_one_string_for_a_list_of_flags_is_refused(light):
+    with pytest.raises(ValueError, match=r"extra_cflags is one string: '-O2'\. Give a list"):
+        drop_in.load("light", [light], "-O2")
+
+
+def test_sources_are_relative_to_the_working_folder(light, monkeypatch):
+    monkeypatch.chdir(light.parent)
+    assert drop_in.load("light", ["light.cpp"], ["-DNUMBER=1"]).number == 1
+
+
+def test_verbose_prints_the_compilers_commands_when_it_builds_and_nothing_on_a_hit(light, capfd):
+    source = light.with_name("spoken.cpp")
+    source.write_text(light.read_text().replace("light", "spoken"))
+    drop_in.load("spoken", [source], ["-DNUMBER=1"], verbose=True)
+    out, err = capfd.readouterr()
+    assert " -DNUMBER=1 " in out
+    assert "spoken.so" in out
+    assert err == ""
+    drop_in.load("spoken", [source], ["-DNUMBER=1"], verbose=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_nobody_imports_may_be_named_as_files_are(tmp_path):
+    source = tmp_path / "prog.cpp"
+    source.write_text("int main() { return 7; }\n")
+    path = drop_in.load("my-prog.x", [source], is_python_module=False, is_standalone=True)
+    assert os.path.basename(path) == "my-prog.x"
+    assert subprocess.run([path], check=False, timeout=20).returncode == 7
+    with pytest.raises(ValueError, match="not an ASCII identifier"):
+        drop_in.load("my-module", [source])
+
+
+def test_threads_that_load_two_contents_under_one_name_get_their_own(light, compiler):
+    found = {number: [] for number in (1, 2)}
+
+    def load(number):
+        found[number].append(drop_in.load("shared", [light], [f"-DNUMBER={number}"]))
+
+    threads = [Thread(target=load, args=(number,)) for number in (1, 2) * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number, modules in found.items():
+        assert {module.number for module in modules} == {number}
+        assert len(modules) == 4
+        assert len(set(map(id, modules))) == 1
+    assert compiler.compiles == 2
+
+
+OPERATORS = """\
+import logging, sys
+from pathlib import Path
+import torch
+from nodecache.torch import load
+logging.basicConfig(stream=sys.stdout)
+header, source = Path("number.h"), Path("ops.cpp")
+source.write_text(
+    '#include <torch/library.h>\\n#include "number.h"\\n'
+    "static int64_t number() { return NUMBER; }\\n"
+    'TORCH_LIBRARY(edited, m) { m.def("number() -> int", &number); }\\n'
+)
+header.write_text("#define NUMBER 1\\n")
+first = load("ops", [str(source)], is_python_module=False)
+header.write_text("#define NUMBER 2\\n")
+second = load("ops", [str(source)], is_python_module=False)
+print(first == second, torch.ops.edited.number())
+"""
+
+
+def test_operators_whose_header_was_edited_do_not_end_the_process_and_it_is_said_which_are_in_use(start, tmp_path):
+    result = start(OPERATORS, cwd=tmp_path).wait(100)
+    assert result.status == 0, result.err
+    assert result.out.endswith("True 1\n")
+    assert "operators 'edited' are in this process already" in result.out
+
+
+def test_a_module_with_operators_of_another_one_is_refused_before_torch_ends_the_process(monkeypatch):
+    monkeypatch.setattr(drop_in, "_registered", {("mine", ""): "/first.so"})
+    monkeypatch.setattr(drop_in, "_results", {"/first.so": "/first.so"})
+    with pytest.raises(ImportError, match=r"operators 'mine', which /first\.so has registered.*another process"):
+        drop_in._Instead("second", "module", [("mine", "")], verbose=False)("/second.so", "hit")
+
+
+def test_registrations_are_found_in_code_and_not_in_comments():
+    text = b"""
+    // TORCH_LIBRARY(no, m)
+    /* TORCH_LIBRARY(neither, m) */
+    TORCH_LIBRARY ( one, m) {}
+    TORCH_LIBRARY_FRAGMENT(part, m) {}
+    TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, m) {}
+    TORCH_LIBRARY_IMPL(one, CPU, m) {}
+    """
+    found = drop_in._registrations([drop_in.Source("/a.cpp", text)], "ext_v1", "ext")
+    assert found == [("one", ""), ("part", "ext"), ("ext_v1", "")]
+
+
+def test_cuda_with_a_torch_that_has_none_is_refused_before_compiling(light, compiler):
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    with pytest.raises(RuntimeError, match=r"is a build without CUDA.*Install a CUDA build"):
+        drop_in.load("light", [light], ["-DNUMBER=1"], with_cuda=True)
+    assert compiler.compiles == 0
+
+
+def test_cuda_takes_its_host_compiler_from_cc_as_torch_does(light, monkeypatch):
+    specs = []
+    monkeypatch.setattr(drop_in, "obtain", lambda spec, **_: specs.append(spec))
+    monkeypatch.setenv("CC", "gcc-13")
+    drop_in.load("light", [light], extra_cuda_cflags=["-std=c++17 -O3"], with_cuda=True)
+    drop_in.load("light", [light], extra_cuda_cflags=["-std=c++17 -O3"])
+    assert [spec.cuda_cflags for spec in specs] == [
+        ("-ccbin", "gcc-13", "-std=c++17", "-O3"),
+        ("-std=c++17", "-O3"),
+    ]
+
+
+def test_folders_are_asked_of_any_torch():
+    def old(cuda=False):
+        return ["/old", str(cuda)]
+
+    def new(device_type="cpu", torch_include_dirs=True):
+        return ["/new", device_type]
+
+    assert drop_in._device_paths(old, "cuda") == ["/old", "True"]
+    assert drop_in._device_paths(new, "cpu") == ["/new", "cpu"]
+
+
+def test_functions_of_an_older_torch_are_recognised(monkeypatch):
+    """Torch 2.4 has no SYCL."""
+
+    def load(name, sources, extra_cflags=None, extra_cuda_cflags=None, extra_ldflags=None,
+             extra_include_paths=None, build_directory=None, verbose=False, with_cuda=None,
+             is_python_module=True, is_standalone=False, keep_intermediates=True): ...  # fmt: skip
+
+    monkeypatch.setattr(cpp_extension, "load", FunctionType(load.__code__, vars(cpp_extension), "load"))
+    assert patch.install()
+    patch.uninstall()
+
+
+def test_a_patch_of_somebody_else_stays_and_ends_in_nodecache(light, monkeypatch):
+    torchs = cpp_extension.load
+
+    def load(*args, **kwargs):
+        return torchs(*args, **{**kwargs, "extra_cflags": ["-DNUMBER=8"]})
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    assert patch.install()
+    try:
+        assert cpp_extension.load is load
+        module = cpp_extension.load("light", [str(light)])
+    finally:
+        patch.uninstall()
+    assert (module.number, module.__nodecache__.role) == (8, "built")
+    assert cpp_extension.load is load
+
+
+def test_who_wrapped_the_patched_function_gets_torchs_after_it_is_taken_back(monkeypatch):
+    assert patch.install()
+    kept = cpp_extension.load
+    patch.uninstall()
+    monkeypatch.setattr(cpp_extension, "_jit_compile", lambda *_, **__: "torch's own")
+    assert kept("x", ["x.cpp"], build_directory="/nowhere") == "torch's own"
+
+
+def test_another_build_function_of_torch_is_not_patched_over(monkeypatch, caplog):
+    monkeypatch.setattr(cpp_extension, "_jit_compile", lambda *_, **__: None)
+    with caplog.at_level(logging.WARNING, "nodecache"):
+        assert not patch.install()
+    assert "_jit_compile has been replaced by" in caplog.text

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +98,7 @@ def env(tmp_path, compiler):
         "CXX": str(compiler.path),
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # DeepSpeed asks for ninja there
         "PYTHONPATH": str(REPOSITORY),
         "TORCH_EXTENSIONS_DIR": str(tmp_path / "torchs own"),
     }
