@@ -7,6 +7,7 @@ no barrier, no rank 0, and no lock to delete by hand.
 from __future__ import annotations
 
 from nodecache.errors import (
+    ArchiveError,
     BuildError,
     BuildInterrupted,
     LeaseLost,
@@ -14,6 +15,7 @@ from nodecache.errors import (
     LoadError,
     NestedLease,
     NodecacheError,
+    NotBuilt,
     RootError,
     SpecError,
     ToolchainError,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArchiveError",
     "BuildError",
     "BuildInterrupted",
     "LeaseLost",
@@ -38,6 +41,7 @@ __all__ = [
     "LoadError",
     "NestedLease",
     "NodecacheError",
+    "NotBuilt",
     "RootError",
     "SpecError",
     "ToolchainError",

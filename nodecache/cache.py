@@ -78,9 +78,22 @@ class Request:
         build: fills ``staging.entry``; gets the staging folder and the attempt's id.
         failed_inputs: what a failed build is known to have read, as text.
         leaf: whether it may be built inside another build.
+        travels: whether another node's result is as good, so that NODECACHE_REMOTE applies.
     """
 
-    __slots__ = ("_seen", "build", "eyes", "failed_inputs", "items", "kind", "leaf", "name", "recipe", "root")
+    __slots__ = (
+        "_seen",
+        "build",
+        "eyes",
+        "failed_inputs",
+        "items",
+        "kind",
+        "leaf",
+        "name",
+        "recipe",
+        "root",
+        "travels",
+    )
 
     def __init__(
         self,
@@ -95,6 +108,7 @@ class Request:
         build: Callable[[Staging, str], Product],
         failed_inputs: Callable[[Staging], str] = lambda _: "",
         leaf: bool = False,
+        travels: bool = False,
     ) -> None:
         self.root = root
         self.recipe = recipe
@@ -104,6 +118,7 @@ class Request:
         self.build = build
         self.failed_inputs = failed_inputs
         self.leaf = leaf
+        self.travels = travels
         self.eyes = Eyes(roots)
         self._seen = seen
 

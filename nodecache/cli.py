@@ -415,6 +415,35 @@ def verify(keys: tuple[str, ...]) -> int:
     return 1 if wrong else 0
 
 
+@app.command(name="export", short_help="Write entries into an archive.")
+@click.argument("archive", type=click.Path(dir_okay=False))
+@click.argument("keys", nargs=-1, metavar="[KEY]...", shell_complete=_complete_key)
+def export_(archive: str, keys: tuple[str, ...]) -> int:
+    """Write entries into an archive, for another node or an image; without a KEY, all.
+
+    \b
+    nodecache export kernels.tar fast
+    """
+    from nodecache.carry import export_command
+
+    return export_command(archive, keys)
+
+
+@app.command(name="import", short_help="Take the entries of an archive.")
+@click.argument("archive", type=click.Path(dir_okay=False))
+def import_(archive: str) -> int:
+    """Publish the entries of an archive, as if they had been built here. Works in a bare install, too.
+
+    Their code will run in your jobs: import only what comes from a place that you would run programs from.
+
+    \b
+    nodecache import kernels.tar
+    """
+    from nodecache.carry import import_command
+
+    return import_command(archive)
+
+
 @app.command(name="trace", short_help="A build as a trace for Perfetto.")
 @_KEY
 @click.option("--output", "-o", metavar="FILE", help="Where to write it; stdout without.")

@@ -12,6 +12,23 @@ from _blake2 import blake2b
 SIZE = 20
 
 
+class Digester:
+    """A digest of what comes in pieces."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = blake2b(digest_size=SIZE)
+
+    def update(self, data: bytes) -> None:
+        """Take the next piece."""
+        self._state.update(data)
+
+    def digest(self) -> str:
+        """Digest of all so far."""
+        return self._state.hexdigest()
+
+
 def digest_bytes(data: bytes) -> str:
     """Digest of ``data``."""
     return blake2b(data, digest_size=SIZE).hexdigest()

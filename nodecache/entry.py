@@ -90,6 +90,12 @@ def seal(path: str, about: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
+def flush_folders(path: str) -> None:
+    """Flush a staged folder's names to disk; its files are."""
+    for folder, _, _ in os.walk(path):
+        _flush(folder)
+
+
 def _flush(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -61,5 +61,13 @@ class UnsafeRoot(RootError):
     """Somebody else could have put code into the root."""
 
 
+class ArchiveError(NodecacheError, RuntimeError):
+    """An archive is damaged, cut short, or not what it says; or what should go into one is."""
+
+
+class NotBuilt(NodecacheError, RuntimeError):
+    """NODECACHE_NO_BUILD is set, and there is no entry."""
+
+
 class LoadError(NodecacheError, ImportError):
     """The finished extension was built, and then could not be imported."""

@@ -156,17 +156,24 @@ def _explain_call(place: Root, call: dict[str, Any], other: ModuleType | str | N
     hit = look(place, recipe.key, eyes)
     if hit is not None and other is None:
         return _read(place, hit.key) or _entry(place, hit.key)
+    return explain_miss([place], spec, recipe, eyes, _entry(place, other) if other is not None else None)
+
+
+def explain_miss(
+    places: list[Root], spec: Spec, recipe: Recipe, eyes: Eyes, other: Explanation | None = None
+) -> Explanation:
+    """What a call that misses is made of, beside an entry of these roots, or beside ``other``."""
     parts = dict(recipe.items)
     fields = {"key": "", "name": spec.name, "kind": spec.kind, "recipe": recipe.key, "path": "", "parts": parts}
     said = Explanation(**fields, built=None, seconds=0.0, builder="")
-    others = [_entry(place, other)] if other is not None else _of_name(place, spec.name, spec.kind)
-    _compare(said, [(each, each.parts, parts | _as_now(place, each, eyes)) for each in others])
+    others = [each for place in places for each in _of_name(place, spec.name, spec.kind)] if other is None else [other]
+    _compare(said, [(each, each.parts, parts | _as_now(each, eyes)) for each in others])
     return said
 
 
-def _as_now(place: Root, of: Explanation, eyes: Eyes) -> dict[str, str]:
+def _as_now(of: Explanation, eyes: Eyes) -> dict[str, str]:
     """An entry's inputs as they are now."""
-    manifest = entry.read_manifest(entry.entry_path(place, of.key)) or {}
+    manifest = entry.read_manifest(of.path) or {}
     inputs = Inputs.parse(manifest.get("inputs", []))
     now = {}
     for name in of.parts:

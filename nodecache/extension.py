@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import time
+from _thread import get_ident
 
 from nodecache.attempt import last_failure, note_hit
-from nodecache.errors import BuildInterrupted, LoadError
+from nodecache.errors import BuildInterrupted, LoadError, ToolchainError
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nodecache.cache import Outcome
+    from nodecache.entry import Entry
     from nodecache.root import Root
     from nodecache.spec import Flags
 
@@ -116,10 +118,23 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
     """
     began = time.monotonic()
     place = open_root(root)
-    recipe = Recipe(place, spec)
-    seen = last_failure(place, recipe.key)
-    entry = look(place, recipe.key, Eyes(recipe.roots))
+    entry: Entry | None
+    try:
+        recipe = Recipe(place, spec)
+    except ToolchainError as missing:
+        if "NODECACHE_SEEDS" not in os.environ and "NODECACHE_NO_BUILD" not in os.environ:
+            raise
+        from nodecache.seeds import without_compiler
+
+        recipe, entry = without_compiler(place, spec, missing)
+        seen = None
+    else:
+        seen = last_failure(place, recipe.key)
+        entry = look(place, recipe.key, Eyes(recipe.roots)) or _seeded(recipe)
+    go_on = watchers.get(get_ident()) if watchers else None
     if entry is not None:
+        if go_on is not None:
+            go_on(place, spec, recipe, entry)
         try:
             loaded = _use(spec, entry.file(spec.file_name), "hit", entry.key, began)
         except FileNotFoundError:
@@ -129,7 +144,21 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
             if "NODECACHE_STATS" in os.environ:
                 note_hit(place, spec, recipe.key, entry.key, time.monotonic() - began)
             return loaded
+    if go_on is not None:
+        go_on(place, spec, recipe, None)
     return _miss(place, spec, recipe, seen=seen, verbose=verbose, timeout=timeout, began=began)
+
+
+watchers: dict[int, Callable[[Root, Spec, Recipe, Entry | None], None]] = {}
+"""By thread, who is told of each hit and miss in it before more is done (:mod:`nodecache.share`)."""
+
+
+def _seeded(recipe: Recipe) -> Entry | None:
+    if "NODECACHE_SEEDS" not in os.environ:
+        return None
+    from nodecache.seeds import look_in_seeds
+
+    return look_in_seeds(recipe)
 
 
 def _miss(
@@ -140,6 +169,8 @@ def _miss(
     from nodecache.compile import Built, compile_spec, known_inputs, write_log_head
     from nodecache.root import check_space
 
+    if "NODECACHE_NO_BUILD" in os.environ:
+        _refuse_to_build(place, spec, recipe, fetched=bool(os.environ.get("NODECACHE_REMOTE")))
     check_space(place, runs_code=spec.kind != "program")
     loaded: list[Any] = []
 
@@ -147,6 +178,8 @@ def _miss(
         from nodecache.attempt import log_path
         from nodecache.cache import Product
 
+        if "NODECACHE_NO_BUILD" in os.environ:
+            _refuse_to_build(place, spec, recipe, fetched=False)
         log = log_path(place, recipe.key, attempt)
         write_log_head(place, log, [f"nodecache builds {spec.name!r}, attempt {attempt}", f"recipe {recipe.key}"])
         built: Built = compile_spec(place, spec, recipe, staging, attempt)
@@ -176,6 +209,7 @@ def _miss(
             seen=seen,
             build=build,
             failed_inputs=lambda staging: known_inputs(recipe, staging),
+            travels=True,
         )
         try:
             request.obtain(use, timeout=timeout, verbose=verbose, began=began)
@@ -187,6 +221,14 @@ def _miss(
         f"{spec.name!r} keeps vanishing after it was published ({vanished.filename}). "
         f"Stop whatever is cleaning {place.path}."
     )
+
+
+def _refuse_to_build(place: Root, spec: Spec, recipe: Recipe, *, fetched: bool) -> None:
+    """Raise what NODECACHE_NO_BUILD asks for, unless a tier may still have the entry."""
+    from nodecache.seeds import builds_are_off, not_built
+
+    if builds_are_off() and not fetched:
+        raise not_built(place, spec, recipe)
 
 
 def _keep_log(log: str, copy: str) -> None:
@@ -203,7 +245,7 @@ class Loaded:
     """How this process came to a module: its ``__nodecache__``.
 
     Attributes:
-        role: ``built``, ``waited`` or ``hit``.
+        role: ``built``, ``fetched`` (from NODECACHE_REMOTE), ``waited`` or ``hit``.
         key: the entry's key; empty when the result was used and not kept.
         path: the shared object.
         seconds: seconds that the call took.

@@ -51,10 +51,11 @@ class Record:
         return self.name.partition("-")[2]
 
 
-def look(root: Root, recipe: str, eyes: Eyes) -> Entry | None:
+def look(root: Root, recipe: str, eyes: Eyes, *, keep: bool = True) -> Entry | None:
     """The sound entry whose inputs are as they are now, or None.
 
-    Writes only to remember what digests have shown. A damaged index file, or entry, is as good as none.
+    Writes only to remember what digests have shown, and not where ``keep`` is false. A damaged index file, or entry,
+    is as good as none.
     """
     for name in _names(root, recipe):
         record = read(root, recipe, name)
@@ -66,9 +67,10 @@ def look(root: Root, recipe: str, eyes: Eyes) -> Entry | None:
         sound, fresh = _outputs(root, record)
         if not sound:
             continue
-        if renewed or not fresh:
-            _refresh(root, recipe, record)
-        _note_use(root.at("recipes", recipe, name))
+        if keep:
+            if renewed or not fresh:
+                _refresh(root, recipe, record)
+            _note_use(root.at("recipes", recipe, name))
         return Entry(record.key, entry_path(root, record.key))
     return None
 

@@ -119,10 +119,17 @@ class Inputs:
 
 
 class Eyes:
-    """Looks at inputs as they are now; within one call each file is read once."""
+    """Looks at inputs as they are now; within one call each file is read once.
 
-    def __init__(self, roots: list[str]) -> None:
+    Args:
+        roots: the recipe's.
+        compiles: whether this node could compile at all. Where it cannot, system headers that are not there say
+            nothing: only a compiler reads them.
+    """
+
+    def __init__(self, roots: list[str], *, compiles: bool = True) -> None:
         self._roots = roots
+        self._compiles = compiles
         self._digests: dict[str, str] = {}
         self._identities: dict[str, str] = {}
         self._gone: set[str] = set()
@@ -193,6 +200,9 @@ class Eyes:
         inputs.seen[place] = now
         return True
 
+    def _is_system(self, path: str, digest: str) -> bool:
+        return self.digest(path) == digest or not (self._compiles or os.path.lexists(path))
+
     def same(self, inputs: Inputs) -> bool | None:
         """Whether these inputs are unchanged.
 
@@ -212,7 +222,7 @@ class Eyes:
             # Before the digests, so that what changes in between shows at the next look.
             folders = [(folder, folder_time(folder)) for folder, _ in inputs.folders]
             if folders != inputs.folders:
-                if any(self.digest(path) != digest for path, digest in inputs.system):
+                if not all(self._is_system(path, digest) for path, digest in inputs.system):
                     return None
                 inputs.folders = [(folder, settled(mtime)) for folder, mtime in folders]
                 return True

@@ -1,4 +1,4 @@
-"""The commands that need neither click nor rich, for jobs and images: ``status`` and ``warm``."""
+"""The commands that need neither click nor rich, for jobs and images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("run", "status", "warm")
+COMMANDS = ("export", "import", "run", "status", "warm")
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,6 +34,11 @@ def main(words: Sequence[str]) -> int:
     warm = commands.add_parser("warm", help="build before the job")
     warm.add_argument("targets", nargs="*", metavar="TARGET", help="a source file, or package.module:function")
     warm.add_argument("--project", default="pyproject.toml", help="where targets are declared")
+    export = commands.add_parser("export", help="write entries into an archive")
+    export.add_argument("archive", metavar="ARCHIVE")
+    export.add_argument("keys", nargs="*", metavar="KEY", help="keys or names; all without")
+    imported = commands.add_parser("import", help="publish the entries of an archive")
+    imported.add_argument("archive", metavar="ARCHIVE")
     run = commands.add_parser("run", help="run a program with torch's JIT builds going through nodecache")
     given = parser.parse_args(words)
     if given.command == "status":
@@ -42,6 +47,14 @@ def main(words: Sequence[str]) -> int:
         from nodecache.warm import command
 
         return command(given.targets, given.project)
+    if given.command == "export":
+        from nodecache.carry import export_command
+
+        return export_command(given.archive, given.keys)
+    if given.command == "import":
+        from nodecache.carry import import_command
+
+        return import_command(given.archive)
     run.print_usage(sys.stderr)
     sys.stderr.write("nodecache run: name a program, or -m and a module\n")
     return 2

@@ -19,6 +19,7 @@ from nodecache.spec import split_words
 
 TYPE_CHECKING = False  # importing typing costs a hit milliseconds; checkers know the name
 if TYPE_CHECKING:
+    from nodecache.compiler import Compiler
     from nodecache.root import Root
     from nodecache.spec import Spec
 
@@ -98,7 +99,7 @@ class Recipe:
         "roots",
     )
 
-    def __init__(self, root: Root, spec: Spec) -> None:
+    def __init__(self, root: Root, spec: Spec, compiler: Compiler | None = None) -> None:
         self.roots: list[str] = []
         self.ranks: list[tuple[int, int]] = []
         self.linked: list[str] = []
@@ -108,7 +109,7 @@ class Recipe:
             ldflags = [*split_words(os.environ.get("LDFLAGS", "")), *ldflags]
         cflags, ldflags = _unfold(cflags), _unfold(ldflags)
         cuda_cflags = _unfold(list(spec.cuda_cflags)) if spec.cuda else []
-        self.compiler = find_compiler(root, _chosen_linker(ldflags))
+        self.compiler = compiler or find_compiler(root, _chosen_linker(ldflags))
         sources = [
             (
                 f"source {number}",

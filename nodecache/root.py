@@ -170,7 +170,7 @@ def _check(root: Root, chain: list[tuple[str, os.stat_result]]) -> None:
             f"Have its owner or root remove it, or {_set_another()}"
         )
     for folder, above in chain[:-1]:
-        _check_above(root, folder, above, uid)
+        check_above(root, folder, above, uid)
     if status.st_mode & 0o077:
         _tighten(root)
 
@@ -210,7 +210,7 @@ def _refuse_strangers(root: Root, fd: int) -> None:
             )
 
 
-def _check_above(root: Root, folder: str, status: os.stat_result, uid: int) -> None:
+def check_above(root: Root, folder: str, status: os.stat_result, uid: int) -> None:
     """Nobody but the user and root may be able to rename what lies in ``folder``."""
     mode = status.st_mode
     if status.st_uid not in (0, uid) and not (status.st_uid == _OVERFLOW_UID and _inside_user_namespace()):

@@ -205,12 +205,12 @@ def test_a_private_groups_folder_above_is_fine_and_a_shared_groups_is_not(monkey
     root = module.Root("/home/u/x/root", "NODECACHE_ROOT")
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd(["u", "x", uid, 1000, "", "/", "/bin/sh"]))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(["u", "x", gid, []]))
-    module._check_above(root, "/home/u/x", status, 1000)
+    module.check_above(root, "/home/u/x", status, 1000)
     for name, members in (("users", []), ("u", ["v"])):
         group = grp.struct_group([name, "x", 1000, members])
         monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
         with pytest.raises(UnsafeRoot):
-            module._check_above(root, "/home/u/x", status, 1000)
+            module.check_above(root, "/home/u/x", status, 1000)
 
 
 @as_root
