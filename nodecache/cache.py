@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from nodecache.lease import Lease
     from nodecache.owner import Owner
+    from nodecache.remote import Tier
     from nodecache.staging import Staging
 
 
@@ -30,7 +31,7 @@ class Outcome:
     """How a call came to its entry.
 
     Attributes:
-        role: ``built``, ``waited`` (for another process or thread) or ``hit``.
+        role: ``built``, ``fetched`` (from NODECACHE_REMOTE), ``waited`` (for another process or thread) or ``hit``.
         entry: the entry.
         seconds: seconds that it took, waiting included.
         builder: who built it while this call waited, where known.
@@ -165,15 +166,22 @@ class Request:
             role = "waited" if voice.holder else "hit"
             use(Outcome(role, got, time.monotonic() - began, voice.holder))
             return True
+        tier = self._tier()
         try:
-            self._build(got, use, began)
-        except LeaseLost as lost:
-            import logging
+            try:
+                made = self._build(got, use, began, tier)
+            except LeaseLost as lost:
+                import logging
 
-            logging.getLogger("nodecache").warning("%s", lost)
-            return False
+                logging.getLogger("nodecache").warning("%s", lost)
+                return False
+            finally:
+                got.release()
+            if tier is not None and made is not None:
+                tier.offer(made)
         finally:
-            got.release()
+            if tier is not None:
+                tier.close()
         limit = os.environ.get("NODECACHE_MAX_SIZE")
         if limit:
             from nodecache.prune import keep_within
@@ -181,14 +189,32 @@ class Request:
             keep_within(self.root, limit)
         return True
 
-    def _build(self, held: Lease, use: Callable[[Outcome], None], began: float) -> None:
-        """Under the lease: build, publish, index; or record the failure."""
+    def _tier(self) -> Tier | None:
+        """The place that nodes share, where there is one."""
+        if not (self.travels and os.environ.get("NODECACHE_REMOTE")):
+            return None
+        from nodecache.remote import Tier
+
+        return Tier(self.root, self.recipe, self.name)
+
+    def _build(
+        self, held: Lease, use: Callable[[Outcome], None], began: float, tier: Tier | None = None
+    ) -> Entry | None:
+        """Under the lease: build, publish, index; or record the failure. Returns what was built and published."""
         dead = staging.sweep(self.root, held.successor_of)
         self._say_succession(held, dead)
         place = staging.create(self.root, held.attempt)
         try:
             started = time.time()
             make_folder(self.root, attempt.folder(self.root, self.recipe))
+            fetched = tier.fetch(self.eyes, place) if tier is not None else None
+            if fetched is not None:
+                held.ensure_mine()
+                place.remove()
+                attempt.forget_failure(self.root, self.recipe, held.attempt)
+                self._note(held, "fetched", started, fetched.key)
+                use(Outcome("fetched", fetched, time.monotonic() - began))
+                return None
             try:
                 product = self.build(place, held.attempt)
             except BuildError as error:
@@ -202,6 +228,7 @@ class Request:
             held.ensure_mine()
             found = self._publish(held, place, product, started)
             use(Outcome("built", found, time.monotonic() - began))
+            return found if found.published else None
         finally:
             place.remove()
 

@@ -220,14 +220,14 @@ def check_above(root: Root, folder: str, status: os.stat_result, uid: int) -> No
         )
     if mode & stat.S_ISVTX:
         return
-    if mode & 0o002 or (mode & 0o020 and not _only_mine(status.st_gid, uid)):
+    if mode & 0o002 or (mode & 0o020 and not only_mine(status.st_gid, uid)):
         raise UnsafeRoot(
             f"The root {root.path} lies below {folder}, where others may write (mode {stat.S_IMODE(mode):04o}): "
             f"they could swap it for their own code. chmod go-w {folder}, or {_set_another()}"
         )
 
 
-def _only_mine(gid: int, uid: int) -> bool:
+def only_mine(gid: int, uid: int) -> bool:
     """Whether a group holds nobody but root, or is the private group that user tools make: same number, same name."""
     if gid == 0:
         return True
