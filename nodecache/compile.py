@@ -162,9 +162,9 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
             f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
             f"the log is {log}. Call again."
         )
-    if not os.path.exists(f"{staging.path}/build.ninja"):
+    if _was_cleaned(spec, staging, output):
         raise BuildInterrupted(
-            f"The staging folder of {spec.name!r} was removed during the build ({staging.path}). Nothing was kept. "
+            f"Files of {spec.name!r} were removed from its staging folder during the build ({staging.path}). "
             f"Keep temp cleaners away from {root.path}, and call again."
         )
     raise_if_limited(root, staging, output)
@@ -173,6 +173,20 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
         attempt=attempt,
         first_error=f"Error building extension {spec.name!r}: {first_error(output)}",
         log=log,
+    )
+
+
+def _was_cleaned(spec: Spec, staging: Staging, output: str) -> bool:
+    """Whether somebody removed what the tools were working on; that says nothing about the sources."""
+    ours = ["build.ninja", "obj", "tmp", *(f"step/{number}.sh" for number in range(1, len(spec.sources) + 2))]
+    ours += [snapshot_name(number, source) for number, source in enumerate(spec.sources)]
+    if not all(os.path.exists(f"{staging.path}/{name}") for name in ours):
+        return True
+    places = (staging.path, os.path.realpath(staging.tmp))
+    return any(
+        "No such file or directory" in line and any(place in line for place in places)
+        for line in output.splitlines()
+        if not line.startswith(">")
     )
 
 

@@ -116,3 +116,15 @@ def test_a_missing_library_at_load_is_an_error_and_no_rebuild_loop(tiny, compile
     with pytest.raises(nodecache.LoadError, match=r"libgone\.so is not found by the loader"):
         nodecache.load("tiny", [source], extra_ldflags=[f"-L{library.parent}", "-lgone"])
     assert compiler.compiles == 1
+
+
+@pytest.mark.parametrize("gone", ["build.ninja", "step", "src", "tmp", "obj", ""], ids=str)
+def test_a_cleaner_in_the_staging_folder_is_no_failure_of_the_sources(gone, start, tiny, compiler, root):
+    """Case 50's kind: whoever waits goes on and builds, and nobody is told that the source is wrong."""
+    compiler.set(before="rm -rf $PWD/" + gone if gone else "rm -rf $PWD", instead="exit 1")
+    source = tiny()
+    with pytest.raises(nodecache.BuildInterrupted, match="removed from its staging folder"):
+        nodecache.load("tiny", source)
+    assert not list((root / "attempts").glob("*/failure"))
+    compiler.set()
+    assert nodecache.load("tiny", source).add(2, 3) == 5
