@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -92,17 +94,21 @@ def status(as_json: bool, watch: bool, interval: float) -> int:
 
     if not watch:
         return show_status(as_json=as_json)
+    # An exception in the midst of a look could be lost in whatever it looks with; a flag cannot.
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     code = 0
     try:
         with _screen() as show:
-            while True:
+            while not interrupted.is_set():
                 root = contents.find_root()
                 found = builds(root) if root else []
                 code = exit_status(found)
                 show(f"{time.strftime('%H:%M:%S')}  {text(found, _root_path(), tables.width())}")
-                time.sleep(max(0.1, interval))
-    except KeyboardInterrupt:
-        return code
+                interrupted.wait(max(0.1, interval))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code
 
 
 def show_status(*, as_json: bool) -> int:

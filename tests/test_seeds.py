@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
 import nodecache
+from tests.test_root import PYTHON, as_root, as_user, open_folder, uid
+
+__all__ = ["open_folder", "uid"]
 
 QUIET = "import logging; logging.basicConfig()\n"
 
@@ -105,23 +107,20 @@ def test_a_seed_of_another_user_is_not_used(seed, tiny, start, load_program):
     assert "is not used" in result.err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_another_user_hits_the_seed_that_root_made_readable(seed, tiny, start, load_program, tmp_path):
-    for path in [tmp_path, *tmp_path.parents]:
-        if not path.stat().st_mode & 0o001:
-            pytest.skip(f"{path} cannot be passed by others")
+@as_root
+def test_another_user_hits_the_seed_that_root_made_readable(tiny, start, load_program, open_folder, uid):
+    source = tiny(folder=open_folder)
+    seed, mine = open_folder / "seed", open_folder / "mine"
+    built = start(load_program, "tiny", source, python=PYTHON, prefix=(*as_user(0), f"NODECACHE_ROOT={seed}")).wait()
+    assert built.json["role"] == "built", built.err
     for path in [seed, *seed.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o444)
-    source = tiny()
-    mine = tmp_path / "mine"
     mine.mkdir()
-    os.chown(mine, 12345, 12345)
-    env = {"NODECACHE_ROOT": str(mine / "root"), "PATH": "/nowhere"}
-    prefix = (shutil.which("setpriv"), "--reuid=12345", "--regid=12345", "--clear-groups")
-    result = start(load_program, "tiny", source, env=env, prefix=prefix).wait()
-    if "No module named" in result.err or "Permission denied" in result.err:
-        pytest.skip("this Python cannot be reached by others")
-    assert result.json["role"] == "hit", result.err
+    os.chown(mine, uid, uid)
+    settings = (f"NODECACHE_ROOT={mine}/root", f"NODECACHE_SEEDS={seed}", "PATH=/nowhere")
+    result = start(load_program, "tiny", source, python=PYTHON, prefix=(*as_user(uid), *settings)).wait()
+    assert result.status == 0, result.err
+    assert result.json["role"] == "hit"
 
 
 def test_where_nothing_may_be_built_a_miss_names_what_differs(seed, tiny, start, load_program):
