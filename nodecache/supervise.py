@@ -9,7 +9,7 @@ session: no group or session holds the tree together. So the supervisor is the t
 parent becomes its child, and it kills and reaps until it has none.
 
 It learns that the builder is gone from a pidfd, which no forked child of the builder can keep open for it, and that the
-builder is done or has given up from the end of the control pipe. It runs in a session of its own, so a Ctrl-C at the
+builder is done or has given up from a byte in the control pipe. It runs in a session of its own, so a Ctrl-C at the
 terminal reaches the builder, not the compilers. When the builder is dead it removes the staging folder as well; the
 next builder would, but after a death behind the publishing rename there may never be one.
 """
@@ -65,9 +65,26 @@ def main(arguments: list[str]) -> int:
             _remove(staging)
             return 1
         if control in events:
-            if child:
+            told = os.read(control, 1)
+            if child or not told:
                 _end_tree()
+            # A dying process's pipes are closed before it counts as dead: an end without a word is a death, in general.
+            if not told and _dies(builder, parent):
+                _remove(staging)
+                return 1
             return 0
+
+
+def _dies(builder: int, parent: int) -> bool:
+    """Whether the builder, which has closed its pipe without a word, is dead in a moment."""
+    poll = select.poll()
+    if builder >= 0:
+        poll.register(builder, select.POLLIN)
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        if poll.poll(_POLL_SECONDS * 1000) or os.getppid() != parent:
+            return True
+    return False
 
 
 def _start(command: list[str]) -> int:
