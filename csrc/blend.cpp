@@ -66,39 +66,44 @@ Pool make_pool(const double* weights, const std::int64_t* limits, std::int32_t c
     return pool;
 }
 
-// The datasets that can win until `end`, and a line that no other's error exceeds between `begin` and `end`.
+// An error that nobody outside the slots exceeds between `begin` and the end of the calendar.
 struct Line {
-    double begin = 0, end = 0, low = -kInfinity, slope = 0;
+    double begin = 0, low = -kInfinity, slope = 0;
     double at(double step) const { return low + slope * (step - begin); }
 };
 
-constexpr int kSlots = 64;    // candidates that are compared at every step
-constexpr int kLevels = 4;    // lists of candidates between all datasets and the slots
-
-struct Level {
-    Line line;
-    std::uint16_t* list = nullptr;
-    int size = 0;
-    int capacity = 0;
-    double horizon = 0;     // steps a list should last
-    double slack = 0;       // how far below the best error a candidate may start
-    double trend = 0;       // rise of the best error per step
-    double best = 0;        // the best error when the list was made
-    double best_at = -1;    // and the step of that
+constexpr int kSlots = 64;   // candidates that are compared at every step
+constexpr int kGroup = 8;    // steps between two changes of who is in the slots
+constexpr std::uint16_t kNobody = 0xffff;
+struct Seat {
+    std::int64_t count;    // draws from the ring's head
+    std::int64_t limit;
+    std::uint16_t leader;
+    std::uint16_t head;
 };
 
 struct Slots {
     alignas(64) double weight[kSlots];
-    alignas(64) double drawn[kSlots];
-    std::uint16_t leader[kSlots];
-    std::uint16_t head[kSlots];
+    alignas(64) double drawn[kSlots];  // the seat's count; infinite when it is spent
+    Seat seat[kSlots];
+    std::uint64_t special;             // slots whose draw is not just one draw more: rings, and the last draw of all
+    std::uint64_t touched;             // drawn from since they were looked at
     int used;
 };
 
-// Adding this at 64 - slot adds one draw to the slot, in a store as wide as the next step's load: a narrower one would
-// have to reach the cache before it could be read.
-struct OneHot {
-    alignas(64) double one[16];
+// When everybody else may become a candidate: lists of leaders, each for one group of steps.
+struct Calendar {
+    Line line;
+    double end = 0;                          // the last step that it tells about
+    std::int64_t begin = 0;                  // the step its first list is for
+    std::unique_ptr<std::uint16_t[]> first;  // of each list
+    std::unique_ptr<std::uint16_t[]> next;   // in its list
+    int size = 0;                            // lists that there is room for
+    int lists = 0;                           // lists in use
+    int wanted = 12;                         // candidates at the beginning
+    double guess = -kInfinity;               // of the line's beginning
+    double trend = 0;                        // rise of the line per step
+    double rise = 0;                         // the same for who is just on it, until they are drawn
 };
 
 #define NODECACHE_INLINE static inline __attribute__((always_inline))
@@ -112,10 +117,17 @@ NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm512_l
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm512_storeu_pd(p, v); }
 NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm512_set1_pd(x); }
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
-NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm512_add_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
-NODECACHE_TARGET NODECACHE_INLINE double top(Vector v) { return _mm512_reduce_max_pd(v); }
+NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
+    v = _mm512_max_pd(v, _mm512_shuffle_f64x2(v, v, 0x4e));
+    v = _mm512_max_pd(v, _mm512_shuffle_f64x2(v, v, 0xb1));
+    return _mm512_max_pd(v, _mm512_permute_pd(v, 0x55));
+}
+NODECACHE_TARGET NODECACHE_INLINE double one(Vector v) { return _mm512_cvtsd_f64(v); }
+NODECACHE_TARGET NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
+    return _mm512_mask_add_pd(v, _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), v, _mm512_set1_pd(1));
+}
 NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ);
 }
@@ -134,12 +146,15 @@ NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm256_l
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm256_storeu_pd(p, v); }
 NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm256_set1_pd(x); }
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
-NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm256_add_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }
-NODECACHE_TARGET NODECACHE_INLINE double top(Vector v) {
-    __m128d pair = _mm_max_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
-    return _mm_cvtsd_f64(_mm_max_sd(pair, _mm_unpackhi_pd(pair, pair)));
+NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
+    v = _mm256_max_pd(v, _mm256_permute2f128_pd(v, v, 1));
+    return _mm256_max_pd(v, _mm256_permute_pd(v, 5));
+}
+NODECACHE_TARGET NODECACHE_INLINE double one(Vector v) { return _mm256_cvtsd_f64(v); }
+NODECACHE_TARGET NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
+    return _mm256_add_pd(v, _mm256_and_pd(_mm256_cmp_pd(a, b, _CMP_EQ_OQ), _mm256_set1_pd(1)));
 }
 NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_EQ_OQ)));
@@ -169,17 +184,19 @@ NODECACHE_INLINE Vector fill(double x) { return {{x, x, x, x}}; }
 NODECACHE_INLINE Vector mul(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x * y; });
 }
-NODECACHE_INLINE Vector add(Vector a, Vector b) {
-    return each(a, b, [](double x, double y) { return x + y; });
-}
 NODECACHE_INLINE Vector sub(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x - y; });
 }
 NODECACHE_INLINE Vector max(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x > y ? x : y; });
 }
-NODECACHE_INLINE double top(Vector v) {
-    return std::max(std::max(v.lane[0], v.lane[1]), std::max(v.lane[2], v.lane[3]));
+NODECACHE_INLINE Vector spread_max(Vector v) {
+    return fill(std::max(std::max(v.lane[0], v.lane[1]), std::max(v.lane[2], v.lane[3])));
+}
+NODECACHE_INLINE double one(Vector v) { return v.lane[0]; }
+NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
+    for (int k = 0; k < kLanes; ++k) v.lane[k] += a.lane[k] == b.lane[k] ? 1 : 0;
+    return v;
 }
 NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     unsigned mask = 0;

@@ -1,16 +1,12 @@
 // The search itself; blend.cpp includes it once for each vector width, with load, store, mul and the rest defined.
 //
-// Comparing all datasets at every step is what takes the time, so most of them are kept out of it. A list of candidates is
-// sifted from all datasets, a shorter one from that list, and so on to the few slots that are compared at every step. A
-// list holds for some steps ahead and comes with a line that the error of nobody outside it can exceed in that time: an
-// error is a straight line until its dataset is drawn, so it is enough to look at both ends. Whoever is above the line in
-// a slot is therefore the winner of all; once nobody is, the lists are sifted again.
-
-// The largest error of all, and how many are within reach of winning; see the head of this file.
-struct Sifted {
-    int found;
-    double best;
-};
+// Comparing all datasets at every step is what takes the time, so only a few, in the slots, are. An error is a straight
+// line until its dataset is drawn: so it is known for everybody else before which step it cannot be above a given line of
+// errors, and the calendar lets them into the slots by then. Whoever is above the line in a slot is the winner of all.
+// Once nobody is, or the slots are full, a new calendar with a better line is made.
+//
+// Everything that decides is computed as the rule says. Rounding is monotone, so an error that is below the line at both
+// ends of some steps, give or take the margin in the line, is below it in between.
 
 NODECACHE_TARGET static double best_of_all(const Pool& pool, double step) {
     const Vector now = fill(step);
@@ -18,7 +14,7 @@ NODECACHE_TARGET static double best_of_all(const Pool& pool, double step) {
     std::int32_t j = 0;
     for (; j + kLanes <= pool.count; j += kLanes)
         best = max(sub(mul(load(pool.weights + j), now), load(pool.drawn.get() + j)), best);
-    double result = top(best);
+    double result = one(spread_max(best));
     for (; j < pool.count; ++j) {
         const double error = pool.weights[j] * step - pool.drawn[j];
         if (error > result) result = error;
@@ -33,170 +29,6 @@ NODECACHE_TARGET static std::uint16_t winner_of_all(const Pool& pool, double ste
     return static_cast<std::uint16_t>(leader);
 }
 
-NODECACHE_TARGET static Sifted sift_all(const Pool& pool, double begin, double end, double low, double high,
-                                        std::uint16_t* list, int capacity) {
-    const Vector first = fill(begin), last = fill(end), floor_first = fill(low), floor_last = fill(high);
-    Vector best = fill(-kInfinity);
-    Sifted result{0, -kInfinity};
-    std::int32_t j = 0;
-    for (; j + kLanes <= pool.count; j += kLanes) {
-        const Vector weight = load(pool.weights + j), drawn = load(pool.drawn.get() + j);
-        const Vector error = sub(mul(weight, first), drawn);
-        best = max(error, best);
-        unsigned in = below(error, floor_first) & below(sub(mul(weight, last), drawn), floor_last);
-        in ^= (1u << kLanes) - 1;
-        for (; in; in &= in - 1) {
-            if (result.found < capacity) list[result.found] = static_cast<std::uint16_t>(j + __builtin_ctz(in));
-            ++result.found;
-        }
-    }
-    result.best = top(best);
-    for (; j < pool.count; ++j) {
-        const double error = pool.weights[j] * begin - pool.drawn[j];
-        if (error > result.best) result.best = error;
-        if (error < low && pool.weights[j] * end - pool.drawn[j] < high) continue;
-        if (result.found < capacity) list[result.found] = static_cast<std::uint16_t>(j);
-        ++result.found;
-    }
-    return result;
-}
-
-NODECACHE_TARGET static Sifted sift_list(const Pool& pool, const Level& from, double begin, double end, double low,
-                                         double high, std::uint16_t* list, int capacity) {
-    Sifted result{0, -kInfinity};
-    for (int k = 0; k < from.size; ++k) {
-        const std::uint16_t j = from.list[k];
-        const double weight = pool.weights[j], drawn = pool.drawn[j];
-        const double error = weight * begin - drawn;
-        result.best = error > result.best ? error : result.best;
-        const bool out = (error < low) & (weight * end - drawn < high);
-        if (result.found < capacity) list[result.found] = j;
-        result.found += !out;
-    }
-    return result;
-}
-
-// Makes level k's list, and those it comes from where they have run out. False if no short enough list can be found.
-NODECACHE_TARGET static bool renew(Pool& pool, Level* levels, int k, double step, double last_step, Poll& poll) {
-    Level& level = levels[k];
-    Level* from = k ? levels + k - 1 : nullptr;
-    if (from && !(step < from->line.end) && !renew(pool, levels, k - 1, step, last_step, poll)) return false;
-
-    double guess = level.best;
-    if (level.best_at < step && level.best_at >= 0) guess += level.trend * (step - level.best_at);
-    for (int attempt = 0; attempt < 6; ++attempt) {
-        double end = std::min(step + std::max(1.0, std::floor(level.horizon)), last_step);
-        if (from) end = std::min(end, from->line.end);
-        const double low = guess - level.slack;
-        const double high = low + level.trend * (end - step);
-        poll.spend(from ? from->size : pool.count / 2);
-        const Sifted sifted = from ? sift_list(pool, *from, step, end, low, high, level.list, level.capacity)
-                                   : sift_all(pool, step, end, low, high, level.list, level.capacity);
-        // Rounding moves an error, an end of the line or a point between them by less than this.
-        const double margin = 0x1p-49 * (pool.heaviest * end + std::fabs(low) + std::fabs(high) + 1e-300);
-        const double floor_now = std::max(low, from ? from->line.at(step) : low) + margin;
-        const double floor_end = std::max(high, from ? from->line.at(end) : high) + margin;
-        const bool near = std::fabs(sifted.best - guess) < 0.5 * level.slack;
-        guess = sifted.best;
-        if (sifted.found > level.capacity) {
-            if (near) {
-                level.slack *= 0.5;
-                if (attempt & 1) level.horizon = std::max(2.0, level.horizon * 0.5);
-            }
-            continue;
-        }
-        if (!(sifted.best > floor_now)) {
-            if (from && !(sifted.best > from->line.at(step) + margin)) {
-                if (!renew(pool, levels, k - 1, step, last_step, poll)) return false;
-            } else if (near) {
-                level.slack *= 2;
-            }
-            continue;
-        }
-        level.size = sifted.found;
-        if (level.best_at >= 0 && level.best_at < step) {
-            const double trend = (sifted.best - level.best) / (step - level.best_at);
-            if (std::fabs(trend) <= pool.heaviest) level.trend += 0.5 * (trend - level.trend);
-        }
-        level.best = sifted.best;
-        level.best_at = step;
-        level.line.begin = step;
-        level.line.end = end;
-        level.line.low = floor_now;
-        level.line.slope = end > step ? (floor_end - floor_now) / (end - step) : 0;
-        if (sifted.found > level.capacity * 3 / 4) {
-            level.horizon = std::max(2.0, level.horizon * 0.85);
-            level.slack *= 0.9;
-        } else if (sifted.found < level.capacity / 3) {
-            level.horizon *= 1.15;
-            level.slack *= 1.1;
-        }
-        return true;
-    }
-    return false;
-}
-
-NODECACHE_TARGET static void fill_slots(const Pool& pool, Slots& slots, int used) {
-    for (int s = 0; s < used; ++s) {
-        const std::uint16_t j = slots.leader[s];
-        slots.weight[s] = pool.weights[j];
-        slots.drawn[s] = pool.drawn[j];
-        slots.head[s] = pool.head[j];
-    }
-    for (; used % kLanes; ++used) {
-        slots.weight[used] = 0;
-        slots.drawn[used] = kInfinity;
-    }
-    slots.used = used;
-}
-
-// Draws from the slots from step i on; returns the first step that it has not done, before `stop` if nobody is above the
-// line there.
-NODECACHE_TARGET static std::int64_t draw_slots(Pool& pool, Slots& slots, const Line& line, std::int64_t i,
-                                                std::int64_t stop, BlendOutput out, double& best) {
-    alignas(64) double errors[kSlots];
-    alignas(64) double one[2 * kLanes] = {};
-    one[kLanes] = 1;
-    for (; i < stop; ++i) {
-        const double step = static_cast<double>(i > 1 ? i : 1);
-        const Vector now = fill(step);
-        Vector most = fill(-kInfinity);
-        for (int s = 0; s < slots.used; s += kLanes) {
-            const Vector error = sub(mul(load(slots.weight + s), now), load(slots.drawn + s));
-            store(errors + s, error);
-            most = max(error, most);
-        }
-        best = top(most);
-        if (!(best > line.at(step))) break;
-        const Vector winning = fill(best);
-        std::uint64_t mask = 0;
-        for (int s = 0; s < slots.used; s += kLanes)
-            mask |= static_cast<std::uint64_t>(equal(load(errors + s), winning)) << s;
-        int slot = __builtin_ctzll(mask);
-        if (mask & (mask - 1))
-            for (std::uint64_t rest = mask & (mask - 1); rest; rest &= rest - 1) {
-                const int other = __builtin_ctzll(rest);
-                if (slots.head[other] < slots.head[slot]) slot = other;
-            }
-        const std::uint16_t leader = slots.leader[slot], head = slots.head[slot], after = pool.after[head];
-        const double drawn = slots.drawn[slot];
-        out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(head);
-        out.sample[i * out.sample_stride] = static_cast<std::int64_t>(drawn);
-        if (after > head) {
-            slots.head[slot] = pool.head[leader] = after;
-            continue;
-        }
-        // As wide as the next step's load: a narrower store would have to reach the cache before it could be read.
-        double* group = slots.drawn + slot / kLanes * kLanes;
-        store(group, add(load(group), load(one + kLanes - slot % kLanes)));
-        pool.drawn[leader] = drawn + 1;
-        if (after != head) slots.head[slot] = pool.head[leader] = after;
-        if (pool.limits && pool.limits[leader] == static_cast<std::int64_t>(drawn) + 1)
-            slots.drawn[slot] = pool.drawn[leader] = kInfinity;
-    }
-    return i;
-}
-
 NODECACHE_TARGET static void draw_one(Pool& pool, std::uint16_t leader, std::int64_t i, BlendOutput out) {
     const std::uint16_t head = pool.head[leader], after = pool.after[head];
     const double drawn = pool.drawn[leader];
@@ -208,16 +40,246 @@ NODECACHE_TARGET static void draw_one(Pool& pool, std::uint16_t leader, std::int
     if (pool.limits && pool.limits[leader] == static_cast<std::int64_t>(drawn) + 1) pool.drawn[leader] = kInfinity;
 }
 
+NODECACHE_TARGET NODECACHE_INLINE void sit(const Pool& pool, Slots& slots, int s, std::uint16_t leader) {
+    const std::uint64_t bit = std::uint64_t{1} << s;
+    const double drawn = pool.drawn[leader];
+    const std::uint16_t head = pool.head[leader];
+    const auto count = static_cast<std::int64_t>(drawn);
+    const std::int64_t limit = pool.limits ? pool.limits[leader] : std::numeric_limits<std::int64_t>::max();
+    slots.weight[s] = pool.weights[leader];
+    slots.drawn[s] = drawn;
+    slots.seat[s] = {count, limit, leader, head};
+    const bool special = pool.after[head] != head || count + 1 >= limit;
+    slots.special = (slots.special & ~bit) | (special ? bit : 0);
+    slots.touched &= ~bit;
+}
+
+NODECACHE_TARGET NODECACHE_INLINE bool enter(const Pool& pool, Slots& slots, std::uint16_t leader) {
+    if (slots.used == kSlots) return false;
+    sit(pool, slots, slots.used++, leader);
+    return true;
+}
+
+// Writes back what was drawn from a slot.
+NODECACHE_TARGET NODECACHE_INLINE void settle(Pool& pool, const Slots& slots, int s) {
+    const Seat& seat = slots.seat[s];
+    pool.drawn[seat.leader] = slots.drawn[s];
+    pool.head[seat.leader] = seat.head;
+}
+
+NODECACHE_TARGET static void settle_all(Pool& pool, Slots& slots) {
+    for (; slots.touched; slots.touched &= slots.touched - 1) settle(pool, slots, __builtin_ctzll(slots.touched));
+}
+
+NODECACHE_TARGET NODECACHE_INLINE void leave(Slots& slots, int s) {
+    const int last = --slots.used;
+    const std::uint64_t bit = std::uint64_t{1} << s;
+    slots.seat[s] = slots.seat[last];
+    slots.weight[s] = slots.weight[last];
+    slots.drawn[s] = slots.drawn[last];
+    slots.special = (slots.special & ~bit) | ((slots.special >> last & 1) << s);
+}
+
+// Where the calendar puts a leader who is below the line at `step`, and can be above it only after: in a list, nowhere
+// (until the calendar ends), or, where that cannot be told, in the slots. False if these are full.
+NODECACHE_TARGET NODECACHE_INLINE bool place(const Pool& pool, Calendar& calendar, Slots& slots, std::uint16_t leader,
+                                             double step) {
+    const Line& line = calendar.line;
+    const double weight = pool.weights[leader], drawn = pool.drawn[leader];
+    if (weight * calendar.end - drawn < line.at(calendar.end)) return true;
+    const double rest = (line.at(step) - (weight * step - drawn)) / (weight - line.slope);
+    const double since = step - line.begin + rest;
+    // The end of the steps before the list's first one; the leader must be below the line there.
+    if (!(since < calendar.end - line.begin + kGroup)) return enter(pool, slots, leader);
+    const int list = std::min(static_cast<int>(since * (1.0 / kGroup)), calendar.lists - 1);
+    const double before = line.begin + list * kGroup - 1;
+    if (!(before >= step) || !(weight * before - drawn < line.at(before))) return enter(pool, slots, leader);
+    calendar.next[leader] = calendar.first[list];
+    calendar.first[list] = leader;
+    return true;
+}
+
+struct Contender {
+    double error;
+    std::uint16_t leader;
+};
+
+// Finds the `wanted` leaders with the largest errors, with the least of these first. Anything above `guess` is looked at
+// first, and everything where that is too little.
+NODECACHE_TARGET static Contender last_of_the_best(const Pool& pool, double step, double guess, int wanted) {
+    constexpr int kRoom = 256;
+    Contender found[kRoom + kLanes];
+    const auto larger = [](const Contender& a, const Contender& b) { return a.error > b.error; };
+    for (;; guess = -kInfinity) {
+        const Vector now = fill(step);
+        Vector least = fill(guess);
+        int size = 0;
+        for (std::int32_t j = 0; j < pool.count; j += kLanes) {
+            unsigned in = (1u << kLanes) - 1;
+            if (j + kLanes <= pool.count) {
+                in ^= below(sub(mul(load(pool.weights + j), now), load(pool.drawn.get() + j)), least);
+                if (!in) continue;
+            }
+            for (; in; in &= in - 1) {
+                const std::int32_t k = j + __builtin_ctz(in);
+                if (k >= pool.count || !(pool.drawn[k] < kInfinity)) continue;
+                found[size++] = {pool.weights[k] * step - pool.drawn[k], static_cast<std::uint16_t>(k)};
+            }
+            if (size >= kRoom) {
+                std::nth_element(found, found + wanted - 1, found + size, larger);
+                size = wanted;
+                least = fill(found[wanted - 1].error);
+            }
+        }
+        if (size >= wanted || !(guess > -kInfinity)) {
+            wanted = std::min(wanted, size);
+            std::nth_element(found, found + wanted - 1, found + size, larger);
+            return found[wanted - 1];
+        }
+    }
+}
+
+// Makes a calendar for the steps from i on. False if the slots cannot hold all who are above any useful line.
+NODECACHE_TARGET static bool make_calendar(Pool& pool, Calendar& calendar, Slots& slots, std::int64_t i, Poll& poll) {
+    const double step = static_cast<double>(i > 1 ? i : 1);
+    for (int attempt = 0; attempt < 3; ++attempt) {
+        poll.spend(2 * pool.count);
+        const Contender least = last_of_the_best(pool, step, calendar.guess, calendar.wanted);
+        calendar.rise = pool.weights[least.leader];
+        const double end = step + calendar.lists * kGroup;
+        const double low = least.error, high = low + calendar.trend * (end - step);
+        // Rounding moves an error, an end of the line or a point between them by less than this.
+        const double margin = 0x1p-49 * (pool.heaviest * end + std::fabs(low) + std::fabs(high) + 1e-300);
+        calendar.begin = i;
+        calendar.end = end;
+        calendar.line.begin = step;
+        calendar.line.low = low + margin;
+        calendar.line.slope = calendar.trend;
+        std::fill(calendar.first.get(), calendar.first.get() + calendar.lists, kNobody);
+        slots.used = 0;
+        slots.special = slots.touched = 0;
+        bool fits = true;
+        const Vector first = fill(step), last = fill(end), floor_first = fill(low), floor_last = fill(high);
+        for (std::int32_t j = 0; j < pool.count && fits; j += kLanes) {
+            unsigned in = (1u << kLanes) - 1;
+            if (j + kLanes <= pool.count) {
+                const Vector weight = load(pool.weights + j), drawn = load(pool.drawn.get() + j);
+                in ^= below(sub(mul(weight, first), drawn), floor_first) & below(sub(mul(weight, last), drawn), floor_last);
+            }
+            for (; in; in &= in - 1) {
+                const std::int32_t k = j + __builtin_ctz(in);
+                if (k >= pool.count || !(pool.drawn[k] < kInfinity)) continue;
+                const auto leader = static_cast<std::uint16_t>(k);
+                const bool candidate = !(pool.weights[k] * step - pool.drawn[k] < low);
+                fits = fits && (candidate ? enter(pool, slots, leader) : place(pool, calendar, slots, leader, step));
+            }
+        }
+        if (fits && slots.used < kSlots - 2 * kGroup) return true;
+        calendar.trend = calendar.rise;
+        calendar.wanted = std::max(4, calendar.wanted / 2);
+        calendar.lists = std::max(1, calendar.lists / 8);
+    }
+    return false;
+}
+
+// Draws from a slot whose draw is not simply one draw more, and among several slots that are equally far behind.
+NODECACHE_TARGET static void draw_special(Pool& pool, Slots& slots, std::uint64_t mask, std::int64_t i, BlendOutput out) {
+    int slot = __builtin_ctzll(mask);
+    for (mask &= mask - 1; mask; mask &= mask - 1) {
+        const int other = __builtin_ctzll(mask);
+        if (slots.seat[other].head < slots.seat[slot].head) slot = other;
+    }
+    const std::uint64_t bit = std::uint64_t{1} << slot;
+    Seat& seat = slots.seat[slot];
+    const std::uint16_t head = seat.head, after = pool.after[head];
+    out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(head);
+    out.sample[i * out.sample_stride] = seat.count;
+    slots.touched |= bit;
+    seat.head = after;
+    if (after > head) return;
+    ++seat.count;
+    slots.drawn[slot] = seat.count < seat.limit ? slots.drawn[slot] + 1 : kInfinity;
+    if (seat.count + 1 >= seat.limit) slots.special |= bit;
+}
+
+// Draws from the slots from step i on; returns the first step that it has not done, before `stop` if nobody is above the
+// line there.
+template <int kVectors>
+NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const Line& line, std::int64_t i,
+                                                std::int64_t stop, BlendOutput out, double& best) {
+    Vector weight[kVectors], drawn[kVectors], error[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+        weight[v] = load(slots.weight + v * kLanes);
+        drawn[v] = load(slots.drawn + v * kLanes);
+    }
+    double step = static_cast<double>(i > 1 ? i : 1);
+    for (; i < stop; ++i, step = static_cast<double>(i)) {
+        const Vector now = fill(step);
+        for (int v = 0; v < kVectors; ++v) error[v] = sub(mul(weight[v], now), drawn[v]);
+        Vector most = error[0];
+        if (kVectors >= 4) {
+            Vector other = error[1];
+            for (int v = 2; v < kVectors; v += 2) {
+                most = max(most, error[v]);
+                other = max(other, error[v + 1]);
+            }
+            most = max(most, other);
+        } else {
+            for (int v = 1; v < kVectors; ++v) most = max(most, error[v]);
+        }
+        most = spread_max(most);
+        std::uint64_t mask = 0;
+        for (int v = 0; v < kVectors; ++v) mask |= static_cast<std::uint64_t>(equal(error[v], most)) << (v * kLanes);
+        const double now_best = one(most);
+        if (__builtin_expect(!(now_best > line.at(step)), 0)) break;
+        best = now_best;
+        if (__builtin_expect(((mask & (mask - 1)) | (mask & slots.special)) != 0, 0)) {
+            for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
+            draw_special(pool, slots, mask, i, out);
+            for (int v = 0; v < kVectors; ++v) drawn[v] = load(slots.drawn + v * kLanes);
+            continue;
+        }
+        for (int v = 0; v < kVectors; ++v) drawn[v] = add_where_equal(drawn[v], error[v], most);
+        const int slot = __builtin_ctzll(mask);
+        Seat& seat = slots.seat[slot];
+        const std::int64_t count = seat.count;
+        out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(seat.head);
+        out.sample[i * out.sample_stride] = count;
+        seat.count = count + 1;
+        slots.touched |= mask;
+        if (__builtin_expect(count + 2 >= seat.limit, 0)) slots.special |= mask;
+    }
+    for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
+    return i;
+}
+
+NODECACHE_TARGET static std::int64_t draw_slots(Pool& pool, Slots& slots, const Line& line, std::int64_t i,
+                                                std::int64_t stop, BlendOutput out, double& best) {
+    constexpr int kMost = kSlots / kLanes;
+    const int vectors = (slots.used + kLanes - 1) / kLanes;
+    int wide = 1;
+    while (wide < vectors) wide *= 2;
+    for (int s = slots.used; s < wide * kLanes; ++s) {
+        slots.weight[s] = 0;
+        slots.drawn[s] = kInfinity;
+    }
+    if (wide == 1) return draw_group<1>(pool, slots, line, i, stop, out, best);
+    if (wide == 2) return draw_group<2>(pool, slots, line, i, stop, out, best);
+    if (wide == 4) return draw_group<4>(pool, slots, line, i, stop, out, best);
+    if (wide == 8 || kMost == 8) return draw_group<8>(pool, slots, line, i, stop, out, best);
+    return draw_group<kMost>(pool, slots, line, i, stop, out, best);
+}
+
 NODECACHE_TARGET static void search(Pool& pool, std::int64_t size, BlendOutput out, Poll& poll) {
     constexpr std::int64_t kChunk = 1 << 14;
     Slots slots;
-    std::int64_t i = 0;
+    slots.used = 0;
+    slots.special = slots.touched = 0;
     double best = 0;
+    std::int64_t i = 0;
     if (pool.leaders <= kSlots) {
-        int used = 0;
         for (std::int32_t j = 0; j < pool.count; ++j)
-            if (pool.drawn[j] < kInfinity) slots.leader[used++] = static_cast<std::uint16_t>(j);
-        fill_slots(pool, slots, used);
+            if (pool.drawn[j] < kInfinity) enter(pool, slots, static_cast<std::uint16_t>(j));
         while (i < size) {
             poll.spend(kChunk * 16);
             i = draw_slots(pool, slots, Line{}, i, std::min(size, i + kChunk), out, best);
@@ -225,65 +287,89 @@ NODECACHE_TARGET static void search(Pool& pool, std::int64_t size, BlendOutput o
         return;
     }
 
-    Level levels[kLevels];
-    int lists = 0;
-    for (double ratio = static_cast<double>(pool.leaders) / kSlots; ratio > 9 && lists + 1 < kLevels; ratio /= 6) ++lists;
-    const double shrink = std::pow(static_cast<double>(pool.leaders) / kSlots, 1.0 / (lists + 1));
-    std::unique_ptr<std::uint16_t[]> memory;
-    {
-        int total = 0;
-        double capacity = pool.leaders;
-        for (int k = 0; k < lists; ++k) total += levels[k].capacity = static_cast<int>(capacity /= shrink);
-        memory = std::make_unique<std::uint16_t[]>(total);
-        std::uint16_t* free = memory.get();
-        for (int k = 0; k < lists; ++k) {
-            levels[k].list = free;
-            free += levels[k].capacity;
-        }
-        levels[lists].list = slots.leader;
-        levels[lists].capacity = kSlots;
-        for (int k = 0; k <= lists; ++k) {
-            levels[k].horizon = std::max(4.0, levels[k].capacity / 5.0);
-            levels[k].slack = 2 * pool.mean * levels[k].horizon;
-        }
-    }
-    const double last_step = static_cast<double>(size);
+    Calendar calendar;
+    calendar.size = std::max(16, pool.leaders / 2);
+    calendar.lists = calendar.size;
+    calendar.first = std::make_unique<std::uint16_t[]>(calendar.size);
+    calendar.next = std::make_unique<std::uint16_t[]>(pool.count);
+    const int patient = 8;
+    double last_least = 0, last_steps = 0;
     int patience = 0;
     while (i < size) {
-        double step = static_cast<double>(i > 1 ? i : 1);
-        if (i > 1 && renew(pool, levels, lists, step, std::max(last_step, step + 1), poll)) {
-            const Level& level = levels[lists];
-            fill_slots(pool, slots, level.size);
-            const std::int64_t begin = i;
-            i = draw_slots(pool, slots, level.line, i, std::min(size, static_cast<std::int64_t>(level.line.end)), out, best);
-            poll.spend((i - begin + 2) * 16);
-            if (i - begin > 2) patience = 0;
-            step = static_cast<double>(i);
-            if (step < level.line.end) {
-                for (int k = 0; k <= lists; ++k)
-                    if (!(best > levels[k].line.at(step))) {
-                        levels[k].slack *= 1.15;
-                        levels[k].line.end = step;
-                        break;
-                    }
-                levels[lists].line.end = step;
-            } else {
-                levels[lists].slack *= 0.98;
+        if (!make_calendar(pool, calendar, slots, i, poll)) {
+            // The slots cannot hold all who might win: compare all, and longer each time that this happens in a row.
+            for (std::int64_t stop = std::min(size, i + (std::int64_t{1} << patience)); i < stop; ++i) {
+                const double step = static_cast<double>(i > 1 ? i : 1);
+                draw_one(pool, winner_of_all(pool, step, best_of_all(pool, step)), i, out);
+                poll.spend(pool.count);
             }
+            patience = std::min(patience + 1, 6);
             continue;
         }
-        // No list is short enough: compare all, and longer each time that this happens in a row.
-        for (std::int64_t stop = std::min(size, i + (std::int64_t{1} << patience)); i < stop; ++i) {
-            step = static_cast<double>(i > 1 ? i : 1);
-            best = best_of_all(pool, step);
-            draw_one(pool, winner_of_all(pool, step, best), i, out);
-            poll.spend(pool.count);
+        const std::int64_t begin = i;
+        int misses = 0, in_a_row = 0;
+        bool full = false;
+        for (int list = 0; list < calendar.lists && i < size; ++list) {
+            for (std::uint16_t leader = calendar.first[list]; leader != kNobody && !full;) {
+                const std::uint16_t next = calendar.next[leader];
+                full = !enter(pool, slots, leader);
+                leader = next;
+            }
+            if (full) break;
+            const std::int64_t stop = std::min(size, calendar.begin + (list + 1) * kGroup);
+            while (i < stop) {
+                const std::int64_t from = i;
+                i = draw_slots(pool, slots, calendar.line, i, stop, out, best);
+                if (i == stop) break;
+                if (i > from) in_a_row = 0;
+                ++misses;
+                if (++in_a_row > 1 || misses > patient) break;
+                // Nobody is above the line: one draw is made from all.
+                settle_all(pool, slots);
+                const double step = static_cast<double>(i > 1 ? i : 1);
+                const std::uint16_t leader = winner_of_all(pool, step, best_of_all(pool, step));
+                draw_one(pool, leader, i++, out);
+                for (int s = 0; s < slots.used; ++s)
+                    if (slots.seat[s].leader == leader) sit(pool, slots, s, leader);
+                poll.spend(pool.count);
+            }
+            poll.spend(16 * kGroup);
+            if (i < stop) break;
+            const double step = static_cast<double>(i > 1 ? i : 1);
+            const double floor = calendar.line.at(step);
+            // From the last one on, so that whoever moves into a slot that is left has been looked at.
+            for (std::uint64_t drawn = slots.touched; drawn;) {
+                const int s = 63 - __builtin_clzll(drawn);
+                drawn ^= std::uint64_t{1} << s;
+                settle(pool, slots, s);
+                if (!(slots.weight[s] * step - slots.drawn[s] < floor)) continue;
+                const std::uint16_t leader = slots.seat[s].leader;
+                const bool spent = !(slots.drawn[s] < kInfinity);
+                leave(slots, s);
+                if (!spent && !place(pool, calendar, slots, leader, step)) full = true;
+            }
+            slots.touched = 0;
+            if (full) break;
         }
-        patience = std::min(patience + 1, 6);
-        for (int k = 0; k <= lists; ++k) {
-            levels[k].best = best;
-            levels[k].best_at = -1;
-            levels[k].line.end = 0;
+        settle_all(pool, slots);
+        const auto steps = static_cast<double>(i - begin);
+        const double least = calendar.line.low;
+        if (full && steps < 2 * kGroup) {
+            calendar.trend = calendar.rise;
+        } else if (last_steps >= kGroup / 2) {
+            const double trend = (least - last_least) / last_steps;
+            if (std::fabs(trend) <= pool.heaviest) calendar.trend += 0.5 * (trend - calendar.trend);
         }
+        if (steps >= 2 * kGroup) patience = 0;
+        last_least = least;
+        last_steps = steps;
+        calendar.guess = least - 2 * std::fabs(best - least);
+        if (full)
+            calendar.wanted = std::max(8, calendar.wanted - 4);
+        else if (misses > patient || in_a_row > 1)
+            calendar.wanted = std::min(40, calendar.wanted + 2);
+        else if (misses < patient / 2)
+            calendar.wanted = std::max(8, calendar.wanted - 1);
+        calendar.lists = std::max(2, std::min(calendar.size, static_cast<int>(2 * steps / kGroup)));
     }
 }
