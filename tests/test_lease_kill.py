@@ -317,6 +317,8 @@ import psutil
 import nodecache.compile
 def wait(self):
     supervisor = psutil.Process(self._process.pid)
+    while not supervisor.children():
+        time.sleep(0.001)
     os.close(self._control)
     while supervisor.is_running() and supervisor.children():
         time.sleep(0.001)
