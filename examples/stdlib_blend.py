@@ -107,7 +107,8 @@ def main() -> int:
 
     print(
         f"rank {here.rank}  local rank {here.local_rank}  node {here.hostname}  {role:<18}  {seconds:6.2f} s  "
-        f"index {indices.hexdigest()}  read {read.hexdigest()}",
+        f"index {indices.hexdigest()}  read {read.hexdigest()}\n",
+        end="",  # one write a line: ranks share the terminal
         flush=True,
     )
 
