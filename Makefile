@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 JOBS ?= auto
 
-.PHONY: demo test integration lint format bench soak docs clean
+.PHONY: demo test integration lint format bench soak sanitize docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ integration: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 3600
+
+sanitize: $(STAMP)
+	$(BIN)/python tests/sanitize.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// All that the search knows of the datasets: ten bytes each beside the caller's weights.
+// All that the search knows of the datasets: twelve bytes each beside the caller's weights, and three in the calendar.
 //
 // Datasets of one weight form a ring in the order of their indices. Of these the next to be drawn is always known (the
 // fewest draws, then the lowest index), so that only the ring's first member, its leader, takes part in the search.
@@ -24,29 +24,25 @@ struct Pool {
     std::int32_t count;
     std::int32_t leaders;
     double heaviest;
-    double mean;
     std::unique_ptr<double[]> drawn;         // of the ring's head, at its leader; infinite for all that cannot be drawn
     std::unique_ptr<std::uint16_t[]> head;   // of the ring, at its leader
     std::unique_ptr<std::uint16_t[]> after;  // the next one in the ring; itself if alone
 };
 
 Pool make_pool(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size) {
-    Pool pool{weights, limits, count, 0, 0, 0, nullptr, nullptr, nullptr};
+    Pool pool{weights, limits, count, 0, 0, nullptr, nullptr, nullptr};
     pool.drawn = std::make_unique<double[]>(count);
     pool.head = std::make_unique<std::uint16_t[]>(count);
     pool.after = std::make_unique<std::uint16_t[]>(count);
     std::uint16_t* order = pool.head.get();
     std::int32_t usable = 0;
-    double sum = 0;
     for (std::int32_t j = 0; j < count; ++j) {
         pool.drawn[j] = kInfinity;
         if (weights[j] > 0) {
             order[usable++] = static_cast<std::uint16_t>(j);
             pool.heaviest = std::max(pool.heaviest, weights[j]);
-            sum += weights[j];
         }
     }
-    pool.mean = sum / usable;
     // Beyond 2^51 one draw more may not change the rounded error, and the ring's order would not be the rule's.
     const bool rings = pool.heaviest * static_cast<double>(std::max<std::int64_t>(size, 1)) < 0x1p51;
     if (rings)

@@ -19,7 +19,7 @@ struct BlendOutput {
 };
 
 // Draws `size` times. Weights of zero are never drawn; at least one weight is positive, all are finite, `count` is in
-// [1, 32767]. With `limits`, dataset j is drawn exactly limits[j] times, and `size` is the sum of the limits.
+// [1, 32768]. With `limits`, dataset j is drawn exactly limits[j] times, and `size` is the sum of the limits.
 void blend(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size, BlendOutput out,
            Poll& poll);
 

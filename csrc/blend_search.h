@@ -44,12 +44,12 @@ NODECACHE_TARGET NODECACHE_INLINE void sit(const Pool& pool, Slots& slots, int s
     const std::uint64_t bit = std::uint64_t{1} << s;
     const double drawn = pool.drawn[leader];
     const std::uint16_t head = pool.head[leader];
-    const auto count = static_cast<std::int64_t>(drawn);
     const std::int64_t limit = pool.limits ? pool.limits[leader] : std::numeric_limits<std::int64_t>::max();
+    const std::int64_t count = drawn < kInfinity ? static_cast<std::int64_t>(drawn) : limit;
     slots.weight[s] = pool.weights[leader];
     slots.drawn[s] = drawn;
     slots.seat[s] = {count, limit, leader, head};
-    const bool special = pool.after[head] != head || count + 1 >= limit;
+    const bool special = pool.after[head] != head || count >= limit - 1;
     slots.special = (slots.special & ~bit) | (special ? bit : 0);
     slots.touched &= ~bit;
 }
@@ -89,9 +89,9 @@ NODECACHE_TARGET NODECACHE_INLINE bool place(const Pool& pool, Calendar& calenda
     if (weight * calendar.end - drawn < line.at(calendar.end)) return true;
     const double rest = (line.at(step) - (weight * step - drawn)) / (weight - line.slope);
     const double since = step - line.begin + rest;
-    // The end of the steps before the list's first one; the leader must be below the line there.
-    if (!(since < calendar.end - line.begin + kGroup)) return enter(pool, slots, leader);
+    if (!(since >= 0 && since < calendar.end - line.begin + kGroup)) return enter(pool, slots, leader);
     const int list = std::min(static_cast<int>(since * (1.0 / kGroup)), calendar.lists - 1);
+    // The end of the steps before the list's first one; the leader must be below the line there.
     const double before = line.begin + list * kGroup - 1;
     if (!(before >= step) || !(weight * before - drawn < line.at(before))) return enter(pool, slots, leader);
     calendar.next[leader] = calendar.first[list];

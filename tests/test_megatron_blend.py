@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.megatron_rules import blend_arrays, blended, exhausted, same, slow_blend
+from tests.megatron_rules import KINDS, blend_arrays, blended, exhausted, same, slow_blend
 
 pytest_plugins = ("tests.megatron_fixtures",)
 
@@ -27,31 +27,6 @@ def weight_lists(draw):
     count = draw(st.sampled_from([1, 2, 3, 7, 8, 9, 63, 64, 65, 66, 130, 500]))
     kind = draw(st.sampled_from(sorted(KINDS)))
     return KINDS[kind](random, count)
-
-
-def _normal(weights):
-    return weights / weights.sum()
-
-
-KINDS = {
-    "dirichlet": lambda random, count: random.dirichlet(np.ones(count)),
-    "equal": lambda _random, count: np.ones(count) / count,
-    "nearly equal": lambda random, count: _normal(1 + 1e-6 * random.random(count)),
-    "units in the last place": lambda random, count: _normal(1 + 2.0**-52 * random.integers(0, 9, count)),
-    "powers of two": lambda random, count: 2.0 ** -random.integers(1, 60, count),
-    "whole numbers": lambda random, count: _normal(random.integers(1, 50, count).astype(float)),
-    "tiny next to huge": lambda random, count: 10.0 ** random.uniform(-15, 3, count),
-    "heavy tail": lambda random, count: _normal(random.pareto(0.7, count) + 1e-3),
-    "one huge": lambda random, count: _normal(np.r_[1e6, random.random(count - 1)]),
-    "not normalised": lambda random, count: random.random(count) * 100,
-    "adding up to a half": lambda random, count: random.dirichlet(np.ones(count)) / 2,
-    "beyond exact counting": lambda random, count: 1e17 * (1 + random.random(count)),
-    "overflowing": lambda random, count: 1e308 * random.random(count),
-    "denormal": lambda random, count: 5e-324 * random.integers(1, 9, count),
-    "two groups": lambda random, count: _normal(
-        np.where(random.random(count) < 0.5, 1e-9, 1) * (1 + random.random(count))
-    ),
-}
 
 
 @shared
