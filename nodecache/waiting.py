@@ -52,6 +52,9 @@ class Voice:
         """Note who is waited for, and speak when it is time."""
         if self._began is None:
             self._began = time.monotonic()
+            from nodecache.launchers import node
+
+            node()  # now, when there is time: its import would come between the wake-up and the module
         self.holder = read() or self.holder
         if self._bar is not None:
             self._bar.show(self._name, self.holder)

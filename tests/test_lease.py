@@ -137,7 +137,24 @@ def prefix(request):
     return {"kernel": "", "soft": SOFT}[request.param]
 
 
-# Forks
+# Deaths, and forks
+
+
+def test_survivors_and_newcomers_of_a_killed_builder_all_load_after_one_more_compile(scene, prefix):
+    """Case 1."""
+    scene.hold(first_only=True)
+    builder = scene.start(prefix)
+    scene.wait_for_held()
+    survivors = [scene.start(prefix) for _ in range(3)]
+    scene.wait_for_waiters(3)
+    builder.kill()
+    newcomers = [scene.start(prefix) for _ in range(4)]
+    scene.ends_well(*survivors, *newcomers, seconds=15)
+    assert scene.compiler.compiles == 2
+    said = [line for child in (*survivors, *newcomers) for line in child.err.splitlines() if "took over" in line]
+    assert len(said) == 1
+    assert f"took over the lease of 'tiny' from pid {builder.pid} " in said[0]
+    scene.left_clean()
 
 
 def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_parents_lease(scene, prefix):
@@ -345,6 +362,30 @@ def test_a_lock_call_that_never_returns_is_bounded_by_the_timeout_and_its_late_g
     held = lease.claim(place, RECIPE)
     assert held is not None
     held.release()
+
+
+NOTES_IMPORTS = """\
+import sys
+import nodecache.bell
+known = set()
+def wait(self, seconds, wait=nodecache.bell.Ear.wait):
+    wait(self, seconds)
+    known.update(sys.modules)
+nodecache.bell.Ear.wait = wait
+"""
+SAYS_IMPORTS = 'print(json.dumps({"sum": module.add(2, 3), "late": sorted(set(sys.modules) - known)}))'
+
+
+def test_nothing_is_imported_between_a_wake_up_and_the_module(scene, load_program):
+    """Ten milliseconds each, for all waiters at once."""
+    scene.hold()
+    builder = scene.start()
+    scene.compiler.wait_for(1)
+    waiter = scene.start(NOTES_IMPORTS, load_program + SAYS_IMPORTS)
+    scene.wait_for_waiters(1)
+    scene.go()
+    scene.ends_well(builder, waiter)
+    assert [name for name in waiter.wait().json["late"] if name != "tiny"] == []
 
 
 # A cleaner
