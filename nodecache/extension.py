@@ -241,6 +241,11 @@ _modules: dict[str, ModuleType] = {}
 _importing: dict[str, threading.RLock] = {}
 
 
+def loaded() -> list[Loaded]:
+    """How this process came to each module that it has."""
+    return [vars(module)["__nodecache__"] for module in _modules.values()]
+
+
 class Loaded:
     """How this process came to a module: its ``__nodecache__``.
 
