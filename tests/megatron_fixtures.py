@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def missing(reason: str) -> None:
 @pytest.fixture(scope="session")
 def peers() -> Path:
     return Path(sys.prefix) / "peers"
+
+
+@pytest.fixture(scope="session")
+def unpacked(peers):
+    """Gives a folder for sys.path with a requirement's wheel in it, without what it depends on."""
+
+    def unpack(requirement: str) -> Path:
+        wheel = downloaded(requirement, peers)
+        folder = wheel.parent / "unpacked"
+        with (wheel.parent / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                with tempfile.TemporaryDirectory(dir=wheel.parent) as beside, zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(f"{beside}/all")
+                    Path(beside, "all").rename(folder)
+        return folder
+
+    return unpack
 
 
 @pytest.fixture(scope="session")
