@@ -490,3 +490,12 @@ def _standard(cpp_extension: ModuleType) -> str:
 
     found = re.findall(r"-std=c\+\+(\d\d)", inspect.getsource(cpp_extension))
     return f"-std=c++{max(found, key=found.count) if found else 17}"
+
+
+def __getattr__(name: str) -> object:
+    """``share``, which needs ``torch.distributed``, when it is first asked for."""
+    if name == "share":
+        from nodecache.share import share
+
+        return share
+    raise AttributeError(f"module 'nodecache.torch' has no attribute {name!r}")
