@@ -91,7 +91,8 @@ class Protocol:
         begun = change(state, me, begun=True)
         for after in getattr(self, call.at.replace(" ", "_"))(begun, me):
             yield call.at, after
-        yield f"{call.at}: dies", crash(state, me)
+        if call.begun:
+            yield f"{call.at}: dies", crash(state, me)
 
     def seen(self, state, me):
         yield change(state, me, at=self.after_seen, seen=state.failure)
@@ -259,6 +260,8 @@ def explore(protocol: Protocol, calls: int, *, cleaner: bool) -> int:
 
 def moves(protocol: Protocol, state: State, *, cleaner: bool) -> Iterator[tuple[str, State]]:
     for me in range(len(state.calls)):
+        if me and not state.calls[me - 1].begun:
+            break  # calls that have not begun are all alike: let them begin in order
         for name, after in protocol.steps(state, me):
             yield f"{me} {name}", after
     if cleaner and not state.unlinked:
