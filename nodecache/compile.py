@@ -162,12 +162,12 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
             f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
             f"the log is {log}. Call again."
         )
+    raise_if_limited(root, staging, output)  # first: a tool that finds no space misses its own file afterwards
     if _was_cleaned(spec, staging, output):
         raise BuildInterrupted(
             f"Files of {spec.name!r} were removed from its staging folder during the build ({staging.path}). "
             f"Keep temp cleaners away from {root.path}, and call again."
         )
-    raise_if_limited(root, staging, output)
     raise BuildError(
         failure_text(spec.name, output, log),
         attempt=attempt,
