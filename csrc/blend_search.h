@@ -112,23 +112,24 @@ NODECACHE_TARGET static Contender last_of_the_best(const Pool& pool, double step
     const auto larger = [](const Contender& a, const Contender& b) { return a.error > b.error; };
     for (;; guess = -kInfinity) {
         const Vector now = fill(step);
-        Vector least = fill(guess);
+        double bound = guess;
         int size = 0;
         for (std::int32_t j = 0; j < pool.count; j += kLanes) {
             unsigned in = (1u << kLanes) - 1;
             if (j + kLanes <= pool.count) {
-                in ^= below(sub(mul(load(pool.weights + j), now), load(pool.drawn.get() + j)), least);
+                in ^= below(sub(mul(load(pool.weights + j), now), load(pool.drawn.get() + j)), fill(bound));
                 if (!in) continue;
             }
             for (; in; in &= in - 1) {
                 const std::int32_t k = j + __builtin_ctz(in);
                 if (k >= pool.count || !(pool.drawn[k] < kInfinity)) continue;
-                found[size++] = {pool.weights[k] * step - pool.drawn[k], static_cast<std::uint16_t>(k)};
+                const double error = pool.weights[k] * step - pool.drawn[k];
+                if (!(error < bound)) found[size++] = {error, static_cast<std::uint16_t>(k)};
             }
             if (size >= kRoom) {
                 std::nth_element(found, found + wanted - 1, found + size, larger);
                 size = wanted;
-                least = fill(found[wanted - 1].error);
+                bound = found[wanted - 1].error;
             }
         }
         if (size >= wanted || !(guess > -kInfinity)) {
