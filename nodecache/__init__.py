@@ -2,6 +2,8 @@
 
 Exactly one process per node compiles; all others wait on the same lease and then import the finished module. There is
 no barrier, no rank 0, and no lock to delete by hand.
+
+(PYTEST_DONT_REWRITE: where a program has imported this before it starts pytest, pytest would warn of it.)
 """
 
 from __future__ import annotations

@@ -7,19 +7,17 @@ built and nothing is printed unless an option, the fixture or a load in a test c
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from pathlib import Path
+import sys
 
 import pytest
 
-from nodecache.errors import SpecError
-from nodecache.extension import loaded
-from nodecache.root import VARIABLE, open_root
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
 
-_COUNTS = ("built", "hit", "waited")
-_totals = pytest.StashKey[dict[str, float]]()
-_of_run = pytest.StashKey[str]()
+_VARIABLE = "NODECACHE_ROOT"
+_OF_RUN = "_NODECACHE_RUN"
+_COUNTS = ("built", "hit", "waited", "seconds")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,23 +34,77 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TARGET",
         action="append",
         default=[],
-        help="build before the tests, once: a .cpp file, package.module:function, or a name that pyproject.toml "
-        "declares; as `nodecache warm` (repeatable)",
+        help="build before the tests, once: a source file or package.module:function, as `nodecache warm` (repeatable)",
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """On the controller: choose the root, which workers inherit, and build what is asked for."""
-    config.stash[_totals] = {}
-    if hasattr(config, "workerinput"):
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Choose the root before a conftest can load anything."""
+    chosen = early_config.known_args_namespace.nodecache_root
+    if not chosen:
         return
-    chosen = config.getoption("--nodecache-root")
+    before = {name: os.environ.get(name) for name in (_VARIABLE, _OF_RUN)}
+    early_config.add_cleanup(lambda: _put_back(before))
     if chosen == "run":
-        chosen = config.stash[_of_run] = tempfile.mkdtemp(prefix="nodecache-run-")
-    if chosen:
-        os.environ[VARIABLE] = os.path.abspath(chosen)
-    targets = config.getoption("--nodecache-warm")
-    if targets and not config.option.collectonly:
+        chosen = _inherited() or _make_root(early_config)
+    os.environ[_VARIABLE] = os.path.abspath(chosen)
+
+
+def _inherited() -> str | None:
+    """In a worker: what the controller has chosen for the run. A run that a test starts is another one."""
+    parent, _, path = os.environ.get(_OF_RUN, "").partition(":")
+    return path if "PYTEST_XDIST_WORKER" in os.environ and parent == str(os.getppid()) else None
+
+
+def _make_root(config: pytest.Config) -> str:
+    import shutil
+    import tempfile
+
+    path = tempfile.mkdtemp(prefix="nodecache-run-")
+    config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
+    os.environ[_OF_RUN] = f"{os.getpid()}:{path}"
+    return path
+
+
+def _put_back(before: dict[str, str | None]) -> None:
+    """Another run in this process is to find what it would have found."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to count."""
+    config.pluginmanager.register(_Run(), "nodecache-run")
+
+
+@pytest.fixture(scope="session")
+def nodecache_root() -> Path:
+    """The root that all workers of this run share, made and checked: the one in use, or ``--nodecache-root``'s."""
+    from pathlib import Path
+
+    from nodecache.root import open_root
+
+    return Path(open_root().path)
+
+
+class _Run:
+    """One run of pytest, or one worker's part in it."""
+
+    def __init__(self) -> None:
+        self._totals = dict.fromkeys(_COUNTS, 0.0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """On the controller, before there are workers: build what is asked for."""
+        config = session.config
+        targets = config.getoption("--nodecache-warm")
+        if not targets or hasattr(config, "workerinput") or config.option.collectonly:
+            return
+        from nodecache.errors import SpecError
         from nodecache.warm import find_targets, warm
 
         try:
@@ -62,52 +114,31 @@ def pytest_configure(config: pytest.Config) -> None:
         if failed:
             raise pytest.UsageError(f"--nodecache-warm: {failed[0]}")
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Count the modules that this process came to; a worker hands its counts to the controller."""
+        extension = sys.modules.get("nodecache.extension")
+        if extension is None:
+            return
+        for each in extension.loaded():
+            role = "built" if each.role == "fetched" else each.role
+            if role in _COUNTS:
+                self._totals[role] += 1
+            if role == "waited":
+                self._totals["seconds"] += each.seconds
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["nodecache"] = self._totals
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the run's own root."""
-    folder = config.stash.get(_of_run, None)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """Take a worker's counts; one that crashed has none."""
+        for name, number in getattr(node, "workeroutput", {}).get("nodecache", {}).items():
+            self._totals[name] += number
 
-
-@pytest.fixture(scope="session")
-def nodecache_root() -> Path:
-    """The root that all workers of this run share, made and checked: the one in use, or ``--nodecache-root``'s."""
-    return Path(open_root().path)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Count the modules that this process came to; a worker hands its counts to the controller."""
-    counts = dict.fromkeys((*_COUNTS, "seconds"), 0.0)
-    for each in loaded():
-        counts["built" if each.role == "fetched" else each.role] += 1
-        counts["seconds"] += each.seconds if each.role == "waited" else 0
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["nodecache"] = counts
-    else:
-        _add(session.config, counts)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object) -> None:
-    """Take a worker's counts; one that crashed has none."""
-    counts = getattr(node, "workeroutput", {}).get("nodecache")
-    if counts:
-        _add(node.config, counts)  # type: ignore[attr-defined]  # xdist's
-
-
-def _add(config: pytest.Config, counts: dict[str, float]) -> None:
-    totals = config.stash[_totals]
-    for name, number in counts.items():
-        totals[name] = totals.get(name, 0) + number
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line, where an extension was loaded at all."""
-    totals = config.stash[_totals]
-    if any(totals.get(name) for name in _COUNTS):
-        built, hit, waited = (int(totals.get(name, 0)) for name in _COUNTS)
-        terminalreporter.write_line(
-            f"nodecache: {built} built, {hit} hit, {waited} waited for ({totals['seconds']:.1f} s waited in all)"
-        )
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """One line, where an extension was loaded at all."""
+        built, hit, waited = (int(self._totals[name]) for name in _COUNTS[:3])
+        if built or hit or waited:
+            terminalreporter.write_line(
+                f"nodecache: {built} built, {hit} hit, {waited} waited for ({self._totals['seconds']:.1f} s in all)"
+            )
