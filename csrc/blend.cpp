@@ -68,7 +68,8 @@ struct Line {
     double at(double step) const { return low + slope * (step - begin); }
 };
 
-constexpr int kSlots = 64;   // candidates that are compared at every step
+constexpr int kSlots = 128;  // whoever is compared at every step
+constexpr int kRoom = 64;    // of them in use where there is a calendar
 constexpr int kGroup = 8;    // steps between two changes of who is in the slots
 constexpr std::uint16_t kNobody = 0xffff;
 struct Seat {
@@ -78,12 +79,25 @@ struct Seat {
     std::uint16_t head;
 };
 
+// Some of the slots.
+struct Some {
+    static constexpr int kWords = kSlots / 64;
+    std::uint64_t word[kWords];
+
+    void clear() { std::fill(word, word + kWords, 0); }
+    bool has(int s) const { return word[s / 64] >> s % 64 & 1; }
+    void set(int s, bool in) {
+        const std::uint64_t bit = std::uint64_t{1} << s % 64;
+        word[s / 64] = (word[s / 64] & ~bit) | (in ? bit : 0);
+    }
+};
+
 struct Slots {
     alignas(64) double weight[kSlots];
     alignas(64) double drawn[kSlots];  // the seat's count; infinite when it is spent
     Seat seat[kSlots];
-    std::uint64_t special;             // slots whose draw is not just one draw more: rings, and the last draw of all
-    std::uint64_t touched;             // drawn from since they were looked at
+    Some special;                      // whose draw is not just one draw more: rings, and the last draw of all
+    Some touched;                      // drawn from since they were looked at
     int used;
 };
 
@@ -108,12 +122,15 @@ struct Calendar {
 namespace wide512 {
 #define NODECACHE_TARGET __attribute__((target("avx512f,avx512dq,avx512vl")))
 constexpr int kLanes = 8;
+constexpr int kWidths[] = {1, 2, 4, 8, 13};  // vectors of slots; what the registers hold
+constexpr int kFew = 13 * kLanes;            // leaders for whom comparing all is quicker than a calendar
 using Vector = __m512d;
 NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm512_loadu_pd(p); }
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm512_storeu_pd(p, v); }
 NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm512_set1_pd(x); }
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm512_add_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm512_max_pd(v, _mm512_shuffle_f64x2(v, v, 0x4e));
@@ -123,6 +140,9 @@ NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
 NODECACHE_TARGET NODECACHE_INLINE double one(Vector v) { return _mm512_cvtsd_f64(v); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
     return _mm512_mask_add_pd(v, _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), v, _mm512_set1_pd(1));
+}
+NODECACHE_TARGET NODECACHE_INLINE Vector choose_where_equal(Vector other, Vector v, Vector a, Vector b) {
+    return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), other, v);
 }
 NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ);
@@ -137,12 +157,15 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned below(Vector a, Vector b) {
 namespace wide256 {
 #define NODECACHE_TARGET __attribute__((target("avx2")))
 constexpr int kLanes = 4;
+constexpr int kWidths[] = {1, 2, 4, 8, 16};
+constexpr int kFew = 16 * kLanes;
 using Vector = __m256d;
 NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm256_loadu_pd(p); }
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm256_storeu_pd(p, v); }
 NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm256_set1_pd(x); }
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm256_add_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm256_max_pd(v, _mm256_permute2f128_pd(v, v, 1));
@@ -151,6 +174,9 @@ NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
 NODECACHE_TARGET NODECACHE_INLINE double one(Vector v) { return _mm256_cvtsd_f64(v); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
     return _mm256_add_pd(v, _mm256_and_pd(_mm256_cmp_pd(a, b, _CMP_EQ_OQ), _mm256_set1_pd(1)));
+}
+NODECACHE_TARGET NODECACHE_INLINE Vector choose_where_equal(Vector other, Vector v, Vector a, Vector b) {
+    return _mm256_blendv_pd(other, v, _mm256_cmp_pd(a, b, _CMP_EQ_OQ));
 }
 NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_EQ_OQ)));
@@ -166,6 +192,8 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned below(Vector a, Vector b) {
 namespace plain {
 #define NODECACHE_TARGET
 constexpr int kLanes = 4;
+constexpr int kWidths[] = {1, 2, 4, 8, 16};
+constexpr int kFew = 8 * kLanes;
 struct Vector {
     double lane[kLanes];
 };
@@ -183,6 +211,9 @@ NODECACHE_INLINE Vector mul(Vector a, Vector b) {
 NODECACHE_INLINE Vector sub(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x - y; });
 }
+NODECACHE_INLINE Vector add(Vector a, Vector b) {
+    return each(a, b, [](double x, double y) { return x + y; });
+}
 NODECACHE_INLINE Vector max(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x > y ? x : y; });
 }
@@ -193,6 +224,10 @@ NODECACHE_INLINE double one(Vector v) { return v.lane[0]; }
 NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
     for (int k = 0; k < kLanes; ++k) v.lane[k] += a.lane[k] == b.lane[k] ? 1 : 0;
     return v;
+}
+NODECACHE_INLINE Vector choose_where_equal(Vector other, Vector v, Vector a, Vector b) {
+    for (int k = 0; k < kLanes; ++k) other.lane[k] = a.lane[k] == b.lane[k] ? v.lane[k] : other.lane[k];
+    return other;
 }
 NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     unsigned mask = 0;

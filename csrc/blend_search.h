@@ -41,7 +41,6 @@ NODECACHE_TARGET static void draw_one(Pool& pool, std::uint16_t leader, std::int
 }
 
 NODECACHE_TARGET NODECACHE_INLINE void sit(const Pool& pool, Slots& slots, int s, std::uint16_t leader) {
-    const std::uint64_t bit = std::uint64_t{1} << s;
     const double drawn = pool.drawn[leader];
     const std::uint16_t head = pool.head[leader];
     const std::int64_t limit = pool.limits ? pool.limits[leader] : std::numeric_limits<std::int64_t>::max();
@@ -49,13 +48,12 @@ NODECACHE_TARGET NODECACHE_INLINE void sit(const Pool& pool, Slots& slots, int s
     slots.weight[s] = pool.weights[leader];
     slots.drawn[s] = drawn;
     slots.seat[s] = {count, limit, leader, head};
-    const bool special = pool.after[head] != head || count >= limit - 1;
-    slots.special = (slots.special & ~bit) | (special ? bit : 0);
-    slots.touched &= ~bit;
+    slots.special.set(s, pool.after[head] != head || count >= limit - 1);
+    slots.touched.set(s, false);
 }
 
 NODECACHE_TARGET NODECACHE_INLINE bool enter(const Pool& pool, Slots& slots, std::uint16_t leader) {
-    if (slots.used == kSlots) return false;
+    if (slots.used == kRoom) return false;
     sit(pool, slots, slots.used++, leader);
     return true;
 }
@@ -68,16 +66,17 @@ NODECACHE_TARGET NODECACHE_INLINE void settle(Pool& pool, const Slots& slots, in
 }
 
 NODECACHE_TARGET static void settle_all(Pool& pool, Slots& slots) {
-    for (; slots.touched; slots.touched &= slots.touched - 1) settle(pool, slots, __builtin_ctzll(slots.touched));
+    for (int s = 0; s < slots.used; ++s)
+        if (slots.touched.has(s)) settle(pool, slots, s);
+    slots.touched.clear();
 }
 
 NODECACHE_TARGET NODECACHE_INLINE void leave(Slots& slots, int s) {
     const int last = --slots.used;
-    const std::uint64_t bit = std::uint64_t{1} << s;
     slots.seat[s] = slots.seat[last];
     slots.weight[s] = slots.weight[last];
     slots.drawn[s] = slots.drawn[last];
-    slots.special = (slots.special & ~bit) | ((slots.special >> last & 1) << s);
+    slots.special.set(s, slots.special.has(last));
 }
 
 // Where the calendar puts a leader who is below the line at `step`, and can be above it only after: in a list, nowhere
@@ -107,8 +106,8 @@ struct Contender {
 // Finds the `wanted` leaders with the largest errors, with the least of these first. Anything above `guess` is looked at
 // first, and everything where that is too little.
 NODECACHE_TARGET static Contender last_of_the_best(const Pool& pool, double step, double guess, int wanted) {
-    constexpr int kRoom = 256;
-    Contender found[kRoom + kLanes];
+    constexpr int kMost = 256;
+    Contender found[kMost + kLanes];
     const auto larger = [](const Contender& a, const Contender& b) { return a.error > b.error; };
     for (;; guess = -kInfinity) {
         const Vector now = fill(step);
@@ -126,7 +125,7 @@ NODECACHE_TARGET static Contender last_of_the_best(const Pool& pool, double step
                 const double error = pool.weights[k] * step - pool.drawn[k];
                 if (!(error < bound)) found[size++] = {error, static_cast<std::uint16_t>(k)};
             }
-            if (size >= kRoom) {
+            if (size >= kMost) {
                 std::nth_element(found, found + wanted - 1, found + size, larger);
                 size = wanted;
                 bound = found[wanted - 1].error;
@@ -158,7 +157,8 @@ NODECACHE_TARGET static bool make_calendar(Pool& pool, Calendar& calendar, Slots
         calendar.line.slope = calendar.trend;
         std::fill(calendar.first.get(), calendar.first.get() + calendar.lists, kNobody);
         slots.used = 0;
-        slots.special = slots.touched = 0;
+        slots.special.clear();
+        slots.touched.clear();
         bool fits = true;
         const Vector first = fill(step), last = fill(end), floor_first = fill(low), floor_last = fill(high);
         for (std::int32_t j = 0; j < pool.count && fits; j += kLanes) {
@@ -175,7 +175,7 @@ NODECACHE_TARGET static bool make_calendar(Pool& pool, Calendar& calendar, Slots
                 fits = fits && (candidate ? enter(pool, slots, leader) : place(pool, calendar, slots, leader, step));
             }
         }
-        if (fits && slots.used < kSlots - 2 * kGroup) return true;
+        if (fits && slots.used < kRoom - 2 * kGroup) return true;
         calendar.trend = calendar.rise;
         calendar.wanted = std::max(4, calendar.wanted / 2);
         calendar.lists = std::max(1, calendar.lists / 8);
@@ -184,71 +184,99 @@ NODECACHE_TARGET static bool make_calendar(Pool& pool, Calendar& calendar, Slots
 }
 
 // Draws from a slot whose draw is not simply one draw more, and among several slots that are equally far behind.
-NODECACHE_TARGET static void draw_special(Pool& pool, Slots& slots, std::uint64_t mask, std::int64_t i, BlendOutput out) {
-    int slot = __builtin_ctzll(mask);
-    for (mask &= mask - 1; mask; mask &= mask - 1) {
-        const int other = __builtin_ctzll(mask);
-        if (slots.seat[other].head < slots.seat[slot].head) slot = other;
-    }
-    const std::uint64_t bit = std::uint64_t{1} << slot;
+NODECACHE_TARGET static void draw_special(Pool& pool, Slots& slots, const Some& best, std::int64_t i, BlendOutput out) {
+    int slot = -1;
+    for (int w = 0; w * 64 < slots.used; ++w)
+        for (std::uint64_t word = best.word[w]; word; word &= word - 1) {
+            const int s = w * 64 + __builtin_ctzll(word);
+            if (slot < 0 || slots.seat[s].head < slots.seat[slot].head) slot = s;
+        }
     Seat& seat = slots.seat[slot];
     const std::uint16_t head = seat.head, after = pool.after[head];
     out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(head);
     out.sample[i * out.sample_stride] = seat.count;
-    slots.touched |= bit;
+    slots.touched.set(slot, true);
     seat.head = after;
     if (after > head) return;
     ++seat.count;
     slots.drawn[slot] = seat.count < seat.limit ? slots.drawn[slot] + 1 : kInfinity;
-    if (seat.count + 1 >= seat.limit) slots.special |= bit;
+    if (seat.count + 1 >= seat.limit) slots.special.set(slot, true);
+}
+
+// The largest of the lanes of each other, in a tree: a chain of them would be what a step takes.
+template <int kVectors>
+NODECACHE_TARGET NODECACHE_INLINE Vector most_of(const Vector* error) {
+    if constexpr (kVectors == 1)
+        return error[0];
+    else
+        return max(most_of<kVectors / 2>(error), most_of<kVectors - kVectors / 2>(error + kVectors / 2));
+}
+
+template <int kVectors>
+NODECACHE_TARGET NODECACHE_INLINE void read(const Slots& slots, double step, Vector* drawn, Vector* error) {
+    for (int v = 0; v < kVectors; ++v) {
+        drawn[v] = load(slots.drawn + v * kLanes);
+        error[v] = sub(mul(load(slots.weight + v * kLanes), fill(step)), drawn[v]);
+    }
 }
 
 // Draws from the slots from step i on; returns the first step that it has not done, before `stop` if nobody is above the
 // line there.
+//
+// A step can only begin when the last one's winner is known, and that takes longer than all the rest. So where there are
+// registers for it, everybody's next error is computed before that, as it will be with and without one draw more.
 template <int kVectors>
 NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const Line& line, std::int64_t i,
                                                 std::int64_t stop, BlendOutput out, double& best) {
-    Vector weight[kVectors], drawn[kVectors], error[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-        weight[v] = load(slots.weight + v * kLanes);
-        drawn[v] = load(slots.drawn + v * kLanes);
-    }
+    constexpr int kWords = (kVectors * kLanes + 63) / 64;
+    constexpr bool kEarly = kVectors <= 4;
+    Vector drawn[kVectors], error[kVectors], same[kEarly ? kVectors : 1], less[kEarly ? kVectors : 1];
     double step = static_cast<double>(i > 1 ? i : 1);
-    for (; i < stop; ++i, step = static_cast<double>(i)) {
-        const Vector now = fill(step);
-        for (int v = 0; v < kVectors; ++v) error[v] = sub(mul(weight[v], now), drawn[v]);
-        Vector most = error[0];
-        if (kVectors >= 4) {
-            Vector other = error[1];
-            for (int v = 2; v < kVectors; v += 2) {
-                most = max(most, error[v]);
-                other = max(other, error[v + 1]);
+    read<kVectors>(slots, step, drawn, error);
+    for (; i < stop; ++i) {
+        const double next = static_cast<double>(i + 1);
+        if constexpr (kEarly)
+            for (int v = 0; v < kVectors; ++v) {
+                const Vector reached = mul(load(slots.weight + v * kLanes), fill(next));
+                same[v] = sub(reached, drawn[v]);
+                less[v] = sub(reached, add(drawn[v], fill(1)));
             }
-            most = max(most, other);
-        } else {
-            for (int v = 1; v < kVectors; ++v) most = max(most, error[v]);
-        }
-        most = spread_max(most);
-        std::uint64_t mask = 0;
-        for (int v = 0; v < kVectors; ++v) mask |= static_cast<std::uint64_t>(equal(error[v], most)) << (v * kLanes);
+        const Vector most = spread_max(most_of<kVectors>(error));
+        Some winners{};
+        for (int v = 0; v < kVectors; ++v)
+            winners.word[v * kLanes / 64] |= static_cast<std::uint64_t>(equal(error[v], most)) << (v * kLanes % 64);
         const double now_best = one(most);
         if (__builtin_expect(!(now_best > line.at(step)), 0)) break;
         best = now_best;
-        if (__builtin_expect(((mask & (mask - 1)) | (mask & slots.special)) != 0, 0)) {
+        step = next;
+        int slot = 0, words = 0;
+        std::uint64_t odd = 0;
+        for (int w = 0; w < kWords; ++w) {
+            const std::uint64_t word = winners.word[w];
+            odd |= (word & (word - 1)) | (word & slots.special.word[w]);
+            words += word != 0;
+            slot = word ? w * 64 + __builtin_ctzll(word) : slot;
+        }
+        if (__builtin_expect(odd != 0 || words > 1, 0)) {
             for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
-            draw_special(pool, slots, mask, i, out);
-            for (int v = 0; v < kVectors; ++v) drawn[v] = load(slots.drawn + v * kLanes);
+            draw_special(pool, slots, winners, i, out);
+            read<kVectors>(slots, step, drawn, error);
             continue;
         }
-        for (int v = 0; v < kVectors; ++v) drawn[v] = add_where_equal(drawn[v], error[v], most);
-        const int slot = __builtin_ctzll(mask);
+        for (int v = 0; v < kVectors; ++v) {
+            drawn[v] = add_where_equal(drawn[v], error[v], most);
+            if constexpr (kEarly)
+                error[v] = choose_where_equal(same[v], less[v], error[v], most);
+            else
+                error[v] = sub(mul(load(slots.weight + v * kLanes), fill(next)), drawn[v]);
+        }
         Seat& seat = slots.seat[slot];
         const std::int64_t count = seat.count;
         out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(seat.head);
         out.sample[i * out.sample_stride] = count;
         seat.count = count + 1;
-        slots.touched |= mask;
-        if (__builtin_expect(count + 2 >= seat.limit, 0)) slots.special |= mask;
+        for (int w = 0; w < kWords; ++w) slots.touched.word[w] |= winners.word[w];
+        if (__builtin_expect(count + 2 >= seat.limit, 0)) slots.special.set(slot, true);
     }
     for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
     return i;
@@ -256,31 +284,28 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
 
 NODECACHE_TARGET static std::int64_t draw_slots(Pool& pool, Slots& slots, const Line& line, std::int64_t i,
                                                 std::int64_t stop, BlendOutput out, double& best) {
-    constexpr int kMost = kSlots / kLanes;
-    const int vectors = (slots.used + kLanes - 1) / kLanes;
-    int wide = 1;
-    while (wide < vectors) wide *= 2;
-    for (int s = slots.used; s < wide * kLanes; ++s) {
+    constexpr decltype(&draw_group<1>) kWays[] = {draw_group<kWidths[0]>, draw_group<kWidths[1]>, draw_group<kWidths[2]>,
+                                                 draw_group<kWidths[3]>, draw_group<kWidths[4]>};
+    int way = 0;
+    while (kWidths[way] * kLanes < slots.used) ++way;
+    for (int s = slots.used; s < kWidths[way] * kLanes; ++s) {
         slots.weight[s] = 0;
         slots.drawn[s] = kInfinity;
     }
-    if (wide == 1) return draw_group<1>(pool, slots, line, i, stop, out, best);
-    if (wide == 2) return draw_group<2>(pool, slots, line, i, stop, out, best);
-    if (wide == 4) return draw_group<4>(pool, slots, line, i, stop, out, best);
-    if (wide == 8 || kMost == 8) return draw_group<8>(pool, slots, line, i, stop, out, best);
-    return draw_group<kMost>(pool, slots, line, i, stop, out, best);
+    return kWays[way](pool, slots, line, i, stop, out, best);
 }
 
 NODECACHE_TARGET static void search(Pool& pool, std::int64_t size, BlendOutput out, Poll& poll) {
     constexpr std::int64_t kChunk = 1 << 14;
     Slots slots;
     slots.used = 0;
-    slots.special = slots.touched = 0;
+    slots.special.clear();
+    slots.touched.clear();
     double best = 0;
     std::int64_t i = 0;
-    if (pool.leaders <= kSlots) {
+    if (pool.leaders <= kFew) {
         for (std::int32_t j = 0; j < pool.count; ++j)
-            if (pool.drawn[j] < kInfinity) enter(pool, slots, static_cast<std::uint16_t>(j));
+            if (pool.drawn[j] < kInfinity) sit(pool, slots, slots.used++, static_cast<std::uint16_t>(j));
         while (i < size) {
             poll.spend(kChunk * 16);
             i = draw_slots(pool, slots, Line{}, i, std::min(size, i + kChunk), out, best);
@@ -339,7 +364,7 @@ NODECACHE_TARGET static void search(Pool& pool, std::int64_t size, BlendOutput o
             const double step = static_cast<double>(i > 1 ? i : 1);
             const double floor = calendar.line.at(step);
             // From the last one on, so that whoever moves into a slot that is left has been looked at.
-            for (std::uint64_t drawn = slots.touched; drawn;) {
+            for (std::uint64_t drawn = slots.touched.word[0]; drawn;) {
                 const int s = 63 - __builtin_clzll(drawn);
                 drawn ^= std::uint64_t{1} << s;
                 settle(pool, slots, s);
@@ -349,7 +374,7 @@ NODECACHE_TARGET static void search(Pool& pool, std::int64_t size, BlendOutput o
                 leave(slots, s);
                 if (!spent && !place(pool, calendar, slots, leader, step)) full = true;
             }
-            slots.touched = 0;
+            slots.touched.clear();
             if (full) break;
         }
         settle_all(pool, slots);
