@@ -1,19 +1,13 @@
-"""What the tests with foreign packages share: the packages, installed once, and a compiler that can be held."""
+"""What the tests with torch's users share: the packages, and a compiler that can be held."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-from filelock import FileLock
-
+from tests.foreign import installed
 from tests.testbed.processes import commands, until
-from tests.testbed.requirements import lacking
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PINS = (
@@ -27,33 +21,14 @@ PINS = (
 
 
 def installed_packages() -> Path:
-    """A folder for PYTHONPATH with the packages; installed by the first who asks, below the virtual environment."""
-    place = Path(sys.prefix) / "foreign" / "-".join((*sys.version.split()[:1], *PINS[:1], str(len(PINS))))
-    wanted = "\n".join(PINS)
-    pins = place / "pins.txt"
-    place.parent.mkdir(exist_ok=True)
-    with FileLock(f"{place}.lock"):
-        if pins.exists() and pins.read_text() == wanted:
-            return place
-        shutil.rmtree(place, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            # DeepSpeed asks torch what to build while it is set up: nothing, it is built when it is used.
-            choice = ["--no-deps", "--no-build-isolation", "--no-binary", "deepspeed", "--target", f"{folder}/all"]
-            done = subprocess.run(
-                [*command, *choice, *PINS],
-                env={**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=500,
-                check=False,
-            )
-            if done.returncode:
-                lacking(f"pip could not install {PINS[0]} and others: {done.stderr.strip()[-500:]}")
-            Path(folder, "all", "pins.txt").write_text(wanted)
-            Path(folder, "all").rename(place)
-    return place
+    """A folder for PYTHONPATH with the packages."""
+    # DeepSpeed asks torch what to build while it is set up: nothing, it is built when it is used.
+    return installed(
+        "torch-users",
+        PINS,
+        options=("--no-build-isolation", "--no-binary", "deepspeed"),
+        env={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
+    )
 
 
 class HeldCompiler:
