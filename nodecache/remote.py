@@ -56,6 +56,10 @@ _KEY = re.compile(r"[0-9a-f]{40}")
 _log = logging.getLogger("nodecache")
 
 
+class Late(TierFault):
+    """The tier has not answered in time; asking it again would cost that time again."""
+
+
 class Record:
     """What the tier says of an entry.
 
@@ -92,6 +96,7 @@ class Tier:
         self._url = os.environ[VARIABLE]
         self._store: Store | None = None
         self._broken = False
+        self._late = False
         self._suspect = False
         self._claimed = b""
         secret = os.environ.get("NODECACHE_REMOTE_KEY")
@@ -113,8 +118,7 @@ class Tier:
                 return found
             return self._claim_or_wait(eyes, place, wait)
         except Exception as error:  # noqa: BLE001  # whatever fsspec's many file systems raise
-            self._fault(error, "building here")
-            self._broken = True
+            self._give_up(error, "building here")
             return None
 
     def _look(self, eyes: Eyes, place: Staging) -> Entry | None:
@@ -127,11 +131,12 @@ class Tier:
                 continue
             try:
                 return self._take(record, place, deadline - time.monotonic())
+            except Late:
+                raise
             except (TierFault, NodecacheError) as fault:
-                self._suspect = True  # what is there under this name is to be replaced
                 faults.append(fault)
-        if faults:
-            self._suspect = True
+        if faults and not self._suspect:
+            self._suspect = True  # what is there is to be replaced; said once, however often this node looks again
             self._fault(faults[0], "building here")
         return None
 
@@ -261,8 +266,7 @@ class Tier:
             record = self._pack(entry, path)
             _bounded(lambda stop: self._put(record, path, stop), _seconds("NODECACHE_REMOTE_TIMEOUT", TIMEOUT))
         except Exception as error:  # noqa: BLE001  # whatever fsspec's many file systems raise
-            self._fault(error, "not putting it there")
-            self._broken = True
+            self._give_up(error, "not putting it there")
         finally:
             if place is not None:
                 place.remove()
@@ -315,7 +319,7 @@ class Tier:
 
     def close(self) -> None:
         """Take this node's claim back, if it has one."""
-        if not self._claimed or self._broken:
+        if not self._claimed or self._late:
             return
         path = f"{_VERSION}/claims/{self._recipe}"
 
@@ -326,7 +330,14 @@ class Tier:
         try:
             _bounded(drop, _seconds("NODECACHE_REMOTE_TIMEOUT", TIMEOUT))
         except Exception as error:  # noqa: BLE001  # whatever fsspec's many file systems raise
-            self._fault(error, "its claim stays")
+            self._give_up(error, "its claim stays")
+
+    def _give_up(self, error: Exception, so: str) -> None:
+        """Say what is wrong, unless that was said, and have no more to do with the tier than to take the claim back."""
+        if not self._broken:
+            self._fault(error, so)
+        self._broken = True
+        self._late = isinstance(error, Late)
 
     def _fault(self, error: Exception, so: str) -> None:
         what = str(error) if isinstance(error, TierFault | NodecacheError) else f"{type(error).__name__}: {error}"
@@ -362,7 +373,7 @@ def _bounded(work: Callable[[threading.Event], Answer], seconds: float) -> Answe
     """Do it in a thread of its own that nobody waits for longer than this.
 
     Raises:
-        TierFault: it has not ended. It is told to stop, and what it says later is dropped.
+        Late: it has not ended. It is told to stop, and what it says later is dropped.
     """
     stop, done = threading.Event(), threading.Event()
     answers: list[Answer] = []
@@ -379,7 +390,7 @@ def _bounded(work: Callable[[threading.Event], Answer], seconds: float) -> Answe
     threading.Thread(target=run, name="nodecache-remote", daemon=True).start()
     try:
         if not done.wait(max(0.0, seconds)):
-            raise TierFault("it has not answered in time (NODECACHE_REMOTE_TIMEOUT)")
+            raise Late("it has not answered in time (NODECACHE_REMOTE_TIMEOUT)")
     finally:
         stop.set()
     if errors:
