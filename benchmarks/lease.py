@@ -79,10 +79,10 @@ def by_lease(number: int, mark: str, seconds: float = 0.0) -> tuple[list[float],
     def wait(say) -> None:
         real = bell.Ear.wait
 
-        def saying(self, patience: float) -> None:
+        def saying(self, patience: float) -> bool:
             bell.Ear.wait = real
             say()
-            real(self, patience)
+            return real(self, patience)
 
         bell.Ear.wait = saying
         folder.get_or_build("bench", inputs, lambda _: None)

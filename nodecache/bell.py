@@ -74,15 +74,16 @@ class Ear:
         self.close()
         self._fd = _open(self._path, os.O_RDONLY)
 
-    def wait(self, seconds: float) -> None:
-        """Return when a builder ends, or after ``seconds``, or after a tick."""
+    def wait(self, seconds: float) -> bool:
+        """Return true when a builder ends, false after ``seconds`` or after a tick."""
         poll = select.poll()
         if self._fd is not None:
             poll.register(self._fd, 0)
         if poll.poll(min(seconds, self._tick) * 1000):
             self._tick = FIRST_TICK
-        else:
-            self._tick = min(self._tick * 2, LONGEST_BLIND_TICK if self._fd is None else LONGEST_TICK)
+            return True
+        self._tick = min(self._tick * 2, LONGEST_BLIND_TICK if self._fd is None else LONGEST_TICK)
+        return False
 
     def close(self) -> None:
         """Stop listening."""

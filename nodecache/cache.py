@@ -161,11 +161,14 @@ class Request:
             raise
         finally:
             voice.end()
-        self._note_wait(voice, "waited" if isinstance(got, Entry) else "took over")
         if isinstance(got, Entry):
             role = "waited" if voice.holder else "hit"
-            use(Outcome(role, got, time.monotonic() - began, voice.holder))
+            try:
+                use(Outcome(role, got, time.monotonic() - began, voice.holder))
+            finally:
+                self._note_wait(voice, "waited")
             return True
+        self._note_wait(voice, "took over")
         tier = self._tier()
         try:
             try:
@@ -318,7 +321,7 @@ class Request:
                 "outcome": how,
                 "kind": self.kind,
                 "key": "",
-                "started": time.time() - voice.waited,
+                "started": voice.started,
                 "seconds": voice.waited,
                 "pid": os.getpid(),
                 "host": here.hostname,

@@ -257,7 +257,11 @@ def take(
             seen = voice.wait_for(lambda: holder(root, recipe))
             if left <= 0:
                 raise _timed_out(name, timeout or 0.0, seen)
-            ear.wait(min(left, voice.patience()))
+            if ear.wait(min(left, voice.patience())):
+                # Whoever lets go has most often published, so that is looked at before anything else is set up anew.
+                found = look()
+                if found is not None:
+                    return found
     finally:
         ear.close()
 

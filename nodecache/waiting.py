@@ -41,12 +41,18 @@ class Voice:
         self._began: float | None = None
         self._next = FIRST
         self._bar: Bar | None = None
+        self._ended: float | None = None
         self.holder: Owner | None = None
 
     @property
     def waited(self) -> float:
-        """Seconds since the wait began."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
+        """Seconds since the wait began, until it ended."""
+        return 0.0 if self._began is None else (self._ended or time.monotonic()) - self._began
+
+    @property
+    def started(self) -> float:
+        """When the wait began, in seconds since the epoch."""
+        return time.time() - (0.0 if self._began is None else time.monotonic() - self._began)
 
     def wait_for(self, read: Callable[[], Owner | None]) -> Owner | None:
         """Note who is waited for, and speak when it is time."""
@@ -71,6 +77,7 @@ class Voice:
 
     def end(self) -> None:
         """The wait is over; take the bar away."""
+        self._ended = time.monotonic()
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -369,8 +369,9 @@ import sys
 import nodecache.bell
 known = set()
 def wait(self, seconds, wait=nodecache.bell.Ear.wait):
-    wait(self, seconds)
+    rang = wait(self, seconds)
     known.update(sys.modules)
+    return rang
 nodecache.bell.Ear.wait = wait
 """
 SAYS_IMPORTS = 'print(json.dumps({"sum": module.add(2, 3), "late": sorted(set(sys.modules) - known)}))'
