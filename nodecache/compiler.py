@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from nodecache.digest import digest_bytes, digest_items, read_own
 from nodecache.errors import RootError, ToolchainError
 from nodecache.root import Root, make_folder, replace_file
 from nodecache.spec import split_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Answer = TypeVar("Answer")
+
+PATIENCE = 3.0
+"""Seconds for which a process waits for what another one is asking."""
 
 _HEAD = b"nodecache-tool 2"
 # Variables that make a compiler another one.
@@ -142,12 +153,43 @@ def _identify(root: Root, command: list[str], linker: str | None, prints: dict[s
             ]
         ),
     )
-    said = _recall(memory, prints)
-    # A wrapper may choose another compiler behind another PATH.
-    if said is None or said["path"] not in ([], [_path_digest()]):
+    def recall() -> dict[str, list[str]] | None:
+        said = _recall(memory, prints)
+        # A wrapper may choose another compiler behind another PATH.
+        return said if said is not None and said["path"] in ([], [_path_digest()]) else None
+
+    def ask() -> dict[str, list[str]]:
         said = _ask([*programs, *words], list(prints), linker)
         _remember(root, memory, said, [*prints, *said["linker path"], *said["behind"]])
-    return Compiler(programs, words, said)
+        return said
+
+    return Compiler(programs, words, recall() or _ask_once(root, memory, recall, ask))
+
+
+def _ask_once(root: Root, memory: str, recall: Callable[[], Answer | None], ask: Callable[[], Answer]) -> Answer:
+    """Ask in one process, while others that begin at the same moment wait for what it remembers.
+
+    It only spares work: where locks do not work, or that process takes long, everybody asks.
+    """
+    from nodecache import lock
+
+    path = f"{memory}.lock"
+    deadline = time.monotonic() + PATIENCE
+    try:
+        make_folder(root, root.at("tools"))
+        while not lock.try_exclusive(fd := lock.open_lock(path), path, PATIENCE):
+            time.sleep(0.005)
+            said = recall()
+            if said is not None:
+                return said
+            if time.monotonic() > deadline:
+                return ask()
+    except (OSError, RootError, lock.LocksUnsupported, lock.LockSilent):
+        return ask()
+    try:
+        return recall() or ask()
+    finally:
+        lock.close(fd)
 
 
 def _chosen_linker(words: list[str]) -> str | None:

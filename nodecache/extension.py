@@ -166,7 +166,6 @@ def _miss(
 ) -> Any:
     """Wait for the entry or build it, then load it."""
     from nodecache.cache import Request
-    from nodecache.compile import Built, compile_spec, known_inputs, write_log_head
     from nodecache.root import check_space
 
     if "NODECACHE_NO_BUILD" in os.environ:
@@ -177,14 +176,20 @@ def _miss(
     def build(staging: Any, attempt: str) -> Any:
         from nodecache.attempt import log_path
         from nodecache.cache import Product
+        from nodecache.compile import compile_spec, write_log_head
 
         if "NODECACHE_NO_BUILD" in os.environ:
             _refuse_to_build(place, spec, recipe, fetched=False)
         log = log_path(place, recipe.key, attempt)
         write_log_head(place, log, [f"nodecache builds {spec.name!r}, attempt {attempt}", f"recipe {recipe.key}"])
-        built: Built = compile_spec(place, spec, recipe, staging, attempt)
+        built = compile_spec(place, spec, recipe, staging, attempt)
         _keep_log(log, f"{staging.entry}/build.log")
         return Product(built.inputs, {"steps": built.steps, "file": spec.file_name}, built.raced)
+
+    def failed_inputs(staging: Any) -> str:
+        from nodecache.compile import known_inputs
+
+        return known_inputs(recipe, staging)
 
     def use(outcome: Outcome) -> None:
         entry = outcome.entry
@@ -208,7 +213,7 @@ def _miss(
             roots=recipe.roots,
             seen=seen,
             build=build,
-            failed_inputs=lambda staging: known_inputs(recipe, staging),
+            failed_inputs=failed_inputs,
             travels=True,
         )
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 import nodecache
 from nodecache import compiler as module
-from nodecache import packages
+from nodecache import lock, packages
 from nodecache.compiler import find_compiler, which
 from nodecache.errors import ToolchainError
 from nodecache.root import ensure_folders, open_root
@@ -201,3 +202,57 @@ def test_the_cuda_toolkit_is_found_by_its_variables_first(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_PATH")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert packages.cuda_home() in {None, "/usr/local/cuda"}
+
+
+ASKING = """\
+import sys, time
+from nodecache.compiler import find_compiler
+from nodecache.root import open_root
+time.sleep(max(0.0, float(sys.argv[1]) - time.time()))
+print(find_compiler(open_root()).version.splitlines()[0])
+"""
+
+
+def _questions(folder, monkeypatch):
+    """A compiler that notes each ``--version``, slowly."""
+    wrapper, noted = folder / "asked-c++", folder / "asked"
+    wrapper.write_text(
+        f'#!/bin/sh\nfor word; do [ "$word" = --version ] && echo . >> {noted} && sleep 0.3; done\nexec c++ "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    return noted
+
+
+def test_of_many_processes_that_begin_at_once_one_asks_the_compiler(tmp_path, monkeypatch, start):
+    noted = _questions(tmp_path, monkeypatch)
+    at = time.time() + 1.5
+    runs = [start(ASKING, at) for _ in range(6)]
+    said = {run.wait().out for run in runs}
+    assert len(said) == 1
+    assert noted.read_text() == ".\n"
+
+
+def test_who_waits_in_vain_for_the_answer_asks_too(tmp_path, monkeypatch, root, start):
+    """The process that asks is stopped, or its file system is slow."""
+    noted = _questions(tmp_path, monkeypatch)
+    start(ASKING, 0).wait()
+    (memory,) = (path for path in (root / "tools").iterdir() if path.suffix != ".lock")
+    memory.unlink()
+    fd = lock.open_lock(f"{memory}.lock")
+    assert lock.try_exclusive(fd, f"{memory}.lock")
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    assert find_compiler(open_root()).target
+    assert noted.read_text() == ".\n.\n"
+    lock.close(fd)
+
+
+def test_without_locks_everybody_asks(tmp_path, monkeypatch):
+    noted = _questions(tmp_path, monkeypatch)
+
+    def refuse(*_):
+        raise lock.LocksUnsupported
+
+    monkeypatch.setattr(lock, "try_exclusive", refuse)
+    assert find_compiler(open_root()).target
+    assert noted.read_text() == ".\n"
