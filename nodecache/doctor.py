@@ -72,7 +72,11 @@ def findings() -> list[Finding]:
         else:
             found.append(finding)
     if place is not None:
-        found += [*_disk(place), *_locks(place), *_leftovers(place)]
+        locks = list(_locks(place))
+        found += [*_disk(place), *locks]
+        # What is being built, and what was left, shows by locks.
+        if all(finding.level != WRONG for finding in locks):
+            found += _leftovers(place)
     return found
 
 
@@ -262,8 +266,10 @@ def _locks(root: Root) -> Iterator[Finding]:
     path = root.at("staging", f"doctor-{os.urandom(6).hex()}")
     kind = lock.file_system(root.path)
     local = f"Set {VARIABLE} to a folder on a local disk."
+    answers = True
     try:
         fd = lock.open_lock(path)
+        _try_lock(path)  # where calls do not return, this process must not be in one: then nothing could end it
         if not lock.try_exclusive(fd, path, LOCK_SECONDS):
             yield Finding("locks", WRONG, f"A new file's lock is held by somebody on {kind}.", local)
             return
@@ -279,6 +285,7 @@ def _locks(root: Root) -> Iterator[Finding]:
         )
         return
     except (lock.LockSilent, subprocess.TimeoutExpired):
+        answers = False
         yield Finding(
             "locks", WRONG, f"A lock call had no answer within {LOCK_SECONDS:g} s on {kind}: builds would hang.", local
         )
@@ -287,10 +294,11 @@ def _locks(root: Root) -> Iterator[Finding]:
         yield Finding("locks", WRONG, f"Locks cannot be tried in {root.path}: {error}", local)
         return
     finally:
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
+        if answers:  # else to remove what another process waits for may have no answer either
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
     if (while_held, after) == (3, 0):
         yield Finding("locks", GOOD, f"a lock on {kind} keeps a second process out, and lets it in when it ends")
     elif while_held == 0:
@@ -305,14 +313,18 @@ def _locks(root: Root) -> Iterator[Finding]:
 
 
 def _try_lock(path: str) -> int:
-    return subprocess.run(
+    """What another process is told; one that is told nothing in time is killed and, as that may not help, left."""
+    trial = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _TRY, path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=LOCK_SECONDS,
-        check=False,
-    ).returncode
+    )
+    try:
+        return trial.wait(LOCK_SECONDS)
+    except BaseException:
+        trial.kill()
+        raise
 
 
 def _leftovers(root: Root) -> Iterator[Finding]:
