@@ -13,7 +13,7 @@ from nodecache import attempt, entry, index, lease, staging
 from nodecache.entry import Entry
 from nodecache.errors import BuildError, LeaseLost, LeaseTimeout, RootError
 from nodecache.inputs import Eyes, Inputs
-from nodecache.root import Root, ensure_folders, make_folder
+from nodecache.root import Root, Telling, ensure_folders, make_folder
 from nodecache.waiting import Voice
 
 TYPE_CHECKING = False
@@ -147,15 +147,16 @@ class Request:
     def _obtain(self, use: Callable[[Outcome], None], timeout: float | None, voice: Voice, began: float) -> bool:
         """Wait for the entry or build it; false when the lease was lost meanwhile: ask for it anew."""
         try:
-            got = lease.take(
-                self.root,
-                self.recipe,
-                name=self.name,
-                look=self._look_afresh,
-                told=self._told,
-                timeout=timeout,
-                voice=voice,
-            )
+            with Telling(self.root, "asking for the lease"):
+                got = lease.take(
+                    self.root,
+                    self.recipe,
+                    name=self.name,
+                    look=self._look_afresh,
+                    told=self._told,
+                    timeout=timeout,
+                    voice=voice,
+                )
         except BaseException as error:
             self._note_wait(voice, {BuildError: "failed", LeaseTimeout: "timeout"}.get(type(error), "left"))
             raise
@@ -204,12 +205,14 @@ class Request:
         self, held: Lease, use: Callable[[Outcome], None], began: float, tier: Tier | None = None
     ) -> Entry | None:
         """Under the lease: build, publish, index; or record the failure. Returns what was built and published."""
-        dead = staging.sweep(self.root, held.successor_of)
-        self._say_succession(held, dead)
-        place = staging.create(self.root, held.attempt)
+        with Telling(self.root, "preparing a build"):
+            dead = staging.sweep(self.root, held.successor_of)
+            self._say_succession(held, dead)
+            place = staging.create(self.root, held.attempt)
         try:
             started = time.time()
-            make_folder(self.root, attempt.folder(self.root, self.recipe))
+            with Telling(self.root, "preparing a build"):
+                make_folder(self.root, attempt.folder(self.root, self.recipe))
             fetched = tier.fetch(self.eyes, place) if tier is not None else None
             if fetched is not None:
                 held.ensure_mine()

@@ -16,7 +16,7 @@ from nodecache.digest import read_bytes
 from nodecache.errors import BuildError, BuildInterrupted, RootError
 from nodecache.inputs import Inputs
 from nodecache.jobs import job_count
-from nodecache.learn import learn, parse_dependencies, parse_link_dependencies
+from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies
 from nodecache.ninja import ninja_path, step_times, write_ninja
 from nodecache.plan import LINK_DEPENDENCIES, named_libraries, plan, snapshot_name
 from nodecache.supervised import Supervised
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from nodecache.root import Root
     from nodecache.spec import Spec
     from nodecache.staging import Staging
+
+
+_FILE_CLOCK = 5
+"""CLOCK_REALTIME_COARSE, with which this kernel stamps files; Python has no name for it (linux/time.h)."""
 
 
 class Built:
@@ -73,11 +77,12 @@ def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attem
 
 def known_inputs(recipe: Recipe, staging: Staging) -> str:
     """What a failed build is known to have read, as text for its record; compilers write it even when they fail."""
-    inputs, _ = _learn(recipe, staging, time.time_ns())
+    now = time.time_ns()
+    inputs, _ = _learn(recipe, staging, Began(-1, now, now))
     return "\n".join(inputs.lines())
 
 
-def _learn(recipe: Recipe, staging: Staging, began: int) -> tuple[Inputs, str | None]:
+def _learn(recipe: Recipe, staging: Staging, began: Began) -> tuple[Inputs, str | None]:
     """What the tools have written down that they read."""
     try:
         names = os.listdir(f"{staging.path}/obj")
@@ -128,24 +133,29 @@ def _snapshot(root: Root, spec: Spec, staging: Staging) -> None:
         raise root.failed(error, "writing the sources' snapshot") from error
 
 
-def _file_time(staging: Staging) -> int:
-    """A time that the kernel stamps on what changes from now on, and on nothing that changed before.
+def _file_time(staging: Staging) -> Began:
+    """Times that file systems stamp on what changes from now on, and on nothing that changed before.
 
     File times advance in ticks of some milliseconds, so the tick in which the caller may have written a header is
     waited out.
     """
-    before = time.time_ns()
     fd = os.open(f"{staging.path}/began", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        first = now = _tick(fd)
         for _ in range(100):  # a file system may keep whole seconds; then inputs are compared in seconds
-            os.fchmod(fd, 0o600)
-            now = os.fstat(fd).st_ctime_ns
-            if now > before:
+            if now.there > first.there and now.here > first.here:
                 break
             time.sleep(0.001)
-        return min(now, time.time_ns())  # a share's clock may be ahead
+            now = _tick(fd)
+        return now
     finally:
         os.close(fd)
+
+
+def _tick(fd: int) -> Began:
+    os.fchmod(fd, 0o600)
+    status = os.fstat(fd)
+    return Began(status.st_dev, status.st_ctime_ns, time.clock_gettime_ns(_FILE_CLOCK))
 
 
 def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str, log: str) -> None:

@@ -153,6 +153,7 @@ def _identify(root: Root, command: list[str], linker: str | None, prints: dict[s
             ]
         ),
     )
+
     def recall() -> dict[str, list[str]] | None:
         said = _recall(memory, prints)
         # A wrapper may choose another compiler behind another PATH.
@@ -169,22 +170,24 @@ def _identify(root: Root, command: list[str], linker: str | None, prints: dict[s
 def _ask_once(root: Root, memory: str, recall: Callable[[], Answer | None], ask: Callable[[], Answer]) -> Answer:
     """Ask in one process, while others that begin at the same moment wait for what it remembers.
 
-    It only spares work: where locks do not work, or that process takes long, everybody asks.
+    It only spares work: where locks do not work, or may not answer at once, or that process takes long, everybody asks.
     """
     from nodecache import lock
 
     path = f"{memory}.lock"
     deadline = time.monotonic() + PATIENCE
+    if lock.file_system(root.path) not in lock.LOCAL:
+        return ask()
     try:
         make_folder(root, root.at("tools"))
-        while not lock.try_exclusive(fd := lock.open_lock(path), path, PATIENCE):
+        while not lock.try_exclusive(fd := lock.open_lock(path), path):
             time.sleep(0.005)
             said = recall()
             if said is not None:
                 return said
             if time.monotonic() > deadline:
                 return ask()
-    except (OSError, RootError, lock.LocksUnsupported, lock.LockSilent):
+    except (OSError, RootError, lock.LocksUnsupported):
         return ask()
     try:
         return recall() or ask()

@@ -7,6 +7,7 @@ process that has mapped it goes on with the inode that it has.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -104,6 +105,10 @@ def _flush(path: str) -> None:
         os.close(fd)
 
 
+# What rename says where something was in its way, or the folder was not there; a moment later that may be otherwise.
+_IN_THE_WAY = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
+
+
 def publish(root: Root, staged: str, key: str) -> Entry:
     """Rename a sealed folder into place.
 
@@ -113,11 +118,11 @@ def publish(root: Root, staged: str, key: str) -> Entry:
     for number in range(100):
         try:
             os.rename(staged, target)
-        except OSError:
+        except OSError as error:
             if not os.path.lexists(target):
-                ensure_folders(root)
-                if not os.path.isdir(staged):
+                if error.errno not in _IN_THE_WAY or not os.path.isdir(staged):
                     raise
+                ensure_folders(root)
                 continue
             if damage(target, key) is None:
                 return Entry(key, target)

@@ -166,7 +166,7 @@ def _miss(
 ) -> Any:
     """Wait for the entry or build it, then load it."""
     from nodecache.cache import Request
-    from nodecache.root import check_space
+    from nodecache.root import Telling, check_space
 
     if "NODECACHE_NO_BUILD" in os.environ:
         _refuse_to_build(place, spec, recipe, fetched=bool(os.environ.get("NODECACHE_REMOTE")))
@@ -182,8 +182,9 @@ def _miss(
             _refuse_to_build(place, spec, recipe, fetched=False)
         log = log_path(place, recipe.key, attempt)
         write_log_head(place, log, [f"nodecache builds {spec.name!r}, attempt {attempt}", f"recipe {recipe.key}"])
-        built = compile_spec(place, spec, recipe, staging, attempt)
-        _keep_log(log, f"{staging.entry}/build.log")
+        with Telling(place, "building"):
+            built = compile_spec(place, spec, recipe, staging, attempt)
+            _keep_log(log, f"{staging.entry}/build.log")
         return Product(built.inputs, {"steps": built.steps, "file": spec.file_name}, built.raced)
 
     def failed_inputs(staging: Any) -> str:

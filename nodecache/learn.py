@@ -16,8 +16,29 @@ if TYPE_CHECKING:
 _LOCAL = "/usr/local"
 
 
+class Began:
+    """When the tools began, by the clocks that stamp files: this kernel's, and that of the staging folder's server.
+
+    Attributes:
+        device: number of the file system that the staging folder is on.
+        there: file time on it, in ns since the epoch.
+        here: file time on local file systems.
+    """
+
+    __slots__ = ("device", "here", "there")
+
+    def __init__(self, device: int, there: int, here: int) -> None:
+        self.device = device
+        self.there = there
+        self.here = here
+
+    def by_clock_of(self, status: os.stat_result) -> int:
+        """The time to compare a file's with."""
+        return self.there if status.st_dev == self.device else self.here
+
+
 def learn(
-    recipe: Recipe, read: list[str], linked: list[str], private: list[str], began: int
+    recipe: Recipe, read: list[str], linked: list[str], private: list[str], began: Began
 ) -> tuple[Inputs, str | None]:
     """Sort what the tools read.
 
@@ -26,7 +47,7 @@ def learn(
         read: absolute paths that the compilers read, as they spell them.
         linked: absolute paths that the linker read.
         private: the build's own folders; what lies below them does not count.
-        began: file time at which the tools began, in ns since the epoch.
+        began: when the tools began.
 
     Returns:
         The inputs; and what of them changed after ``began``, as a sentence's beginning, or None.
@@ -83,7 +104,7 @@ def learn(
     return found, changed or late
 
 
-def _veils(recipe: Recipe, names: set[str], began: int) -> tuple[list[tuple[int, int, list[str]]], str | None]:
+def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[int, int, list[str]]], str | None]:
     """For each include folder the names that it must not get; and what it got since the build began."""
     found = []
     late: str | None = None
@@ -119,16 +140,17 @@ def _place(recipe: Recipe, path: str, *, linked: bool) -> tuple[str, list[str]]:
     return f"{number}:{relative}", shadows
 
 
-def _is_as_new(path: str, began: int) -> bool:
-    """Whether a file, or a link on the way to it, changed at or after a file time."""
+def _is_as_new(path: str, began: Began) -> bool:
+    """Whether a file, or a link on the way to it, changed when the tools began, or after that."""
     status = os.stat(path)
+    time = began.by_clock_of(status)
     # A file system that keeps whole seconds cannot tell within the one in which the build began.
     whole = status.st_ctime_ns % 10**9 == 0
-    if status.st_ctime_ns >= (began - began % 10**9 if whole else began):
+    if status.st_ctime_ns >= (time - time % 10**9 if whole else time):
         return True
     while len(path) > 1:
         status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode) and status.st_ctime_ns >= began:
+        if stat.S_ISLNK(status.st_mode) and status.st_ctime_ns >= began.by_clock_of(status):
             return True
         path = os.path.dirname(path)
     return False

@@ -68,6 +68,25 @@ class Root:
         return RootError(f"{doing} failed in {self.path}: {error.strerror} ({name}). {self.remedy()}")
 
 
+class Telling:
+    """While it is entered, an OSError becomes one that says what was being done, and what to do about it.
+
+    Not one that is no system call's, such as the TimeoutError of a signal handler, and not FileNotFoundError: what has
+    vanished is looked for again.
+    """
+
+    def __init__(self, root: Root, doing: str) -> None:
+        self._root = root
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+            raise self._root.failed(error, self._doing) from error
+
+
 def open_root(path: str | os.PathLike[str] | None = None) -> Root:
     """Find, make and check the root.
 

@@ -200,13 +200,21 @@ def _remove_tree(path: str) -> None:
         if stat.S_ISLNK(os.lstat(link).st_mode):
             target = os.readlink(link)
             if os.path.basename(target).startswith(f"nodecache-{os.getuid()}-"):
-                shutil.rmtree(target, ignore_errors=True)
+                _remove(target)
     except (FileNotFoundError, NotADirectoryError):
         pass
     for _ in range(5):
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         if not os.path.lexists(path):
             return
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder as far as that goes. Another process may be at it, which rmtree does not always ignore."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass
 
 
 def _node_tag() -> str:

@@ -206,13 +206,13 @@ def test_a_sentence_of_the_programmers_about_space_is_no_full_disk(tiny, compile
 def test_a_missing_library_at_load_time_is_an_error_with_its_name_and_no_rebuild(tiny, compiler, tmp_path):
     """A driver's library is not on a login node."""
     (tmp_path / "lib").mkdir()
-    text = tmp_path / "lib/v.c"
+    text = tmp_path / "lib/driver.c"
     text.write_text("int value(void) { return 1; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", text, "-o", tmp_path / "lib/libv.so"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", text, "-o", tmp_path / "lib/libdriver.so"], check=True)
     source = tiny(expression="value()", extra='extern "C" int value(void);')
     for _ in range(2):
-        with pytest.raises(LoadError, match=r"libv.so is not found by the loader.*LD_LIBRARY_PATH"):
-            nodecache.load("tiny", source, extra_ldflags=[f"-L{tmp_path}/lib", "-lv"])
+        with pytest.raises(LoadError, match=r"libdriver.so is not found by the loader.*LD_LIBRARY_PATH"):
+            nodecache.load("tiny", source, extra_ldflags=[f"-L{tmp_path}/lib", "-ldriver"])
     assert compiler.compiles == 1
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import nodecache
 from nodecache.extension import obtain
 from nodecache.inputs import Eyes, Inputs
-from nodecache.learn import learn, parse_dependencies, parse_link_dependencies
+from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies
 from nodecache.spec import Spec, read_sources
 
 
@@ -299,7 +299,7 @@ def test_a_directorys_header_below_usr_local_is_the_users(tmp_path):
     here = next((str(p) for p in Path("/usr/local").rglob("*") if p.is_file() and not p.is_symlink()), None)
     if here is None:
         pytest.skip("nothing is installed below /usr/local")
-    found, _ = learn(known, [here, "/usr/include/stdio.h"], [], [], 2**62)
+    found, _ = learn(known, [here, "/usr/include/stdio.h"], [], [], Began(-1, 2**62, 2**62))
     assert [place for place, _ in found.files] == [here] or found.packages
     assert [path for path, _ in found.system] == ["/usr/include/stdio.h"]
 
