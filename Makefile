@@ -43,8 +43,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+BENCHMARKS := hit lease compile_helper megatron torch_load scale
+
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m compileall -q nodecache # as an installed package is
+	@for each in $(BENCHMARKS); do echo "== $$each"; $(BIN)/python benchmarks/$$each.py || exit 1; done
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --group docs

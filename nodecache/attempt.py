@@ -181,8 +181,18 @@ def append_history(root: Root, event: dict[str, object]) -> None:
         os.close(fd)
 
 
-def note_hit(root: Root, spec: Spec, recipe: str, key: str, seconds: float) -> None:
-    """Add a hit to the history, for who asks for it; without being asked a hit writes nothing."""
+def note(
+    root: Root,
+    spec: Spec,
+    recipe: str,
+    key: str,
+    seconds: float,
+    *,
+    event: str = "hit",
+    outcome: str = "hit",
+    attempt: str = "",
+) -> None:
+    """Add what ended just now to the history: a hit, for who asks for it, or what came from another node."""
     from nodecache.launchers import node
 
     here = node()
@@ -190,9 +200,9 @@ def note_hit(root: Root, spec: Spec, recipe: str, key: str, seconds: float) -> N
         append_history(
             root,
             {
-                "event": "hit",
-                "outcome": "hit",
-                "attempt": "",
+                "event": event,
+                "outcome": outcome,
+                "attempt": attempt,
                 "name": spec.name,
                 "kind": spec.kind,
                 "recipe": recipe,

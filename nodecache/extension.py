@@ -12,7 +12,7 @@ import os
 import time
 from _thread import get_ident
 
-from nodecache.attempt import last_failure, note_hit
+from nodecache.attempt import last_failure, note
 from nodecache.errors import BuildInterrupted, LoadError, ToolchainError
 from nodecache.index import look
 from nodecache.inputs import Eyes
@@ -142,7 +142,7 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
             pass
         else:
             if "NODECACHE_STATS" in os.environ:
-                note_hit(place, spec, recipe.key, entry.key, time.monotonic() - began)
+                note(place, spec, recipe.key, entry.key, time.monotonic() - began)
             return loaded
     if go_on is not None:
         go_on(place, spec, recipe, None)

@@ -23,9 +23,9 @@ class Event(NamedTuple):
 
     Attributes:
         event: ``build``, ``wait`` or ``hit``.
-        outcome: of a build ``built`` or ``failed``; of a wait ``waited`` (and got the entry), ``took over`` (and built
-            itself, because the builder died or built something else), ``failed`` (and was told), ``timeout`` or
-            ``left``; of a hit ``hit``.
+        outcome: of a build ``built``, ``fetched`` (from another node) or ``failed``; of a wait ``waited`` (and got the
+            entry), ``took over`` (and built itself, because the builder died or built something else), ``failed`` (and
+            was told), ``timeout`` or ``left``; of a hit ``hit``.
         name, kind, recipe, key: of what; ``key`` is empty for what has none (a failure, a wait).
         attempt: whose; of a wait that of the builder, empty where it left no record.
         started: when it began, in seconds since the epoch.

@@ -233,6 +233,7 @@ class _Sharing:
         """Send what is in demand, and take what this rank has asked for."""
         if not transfers:
             return
+        began = time.monotonic()
         mine = [each for each in transfers if self._rank in each.members]
         files: dict[str, str] = {}
         try:
@@ -253,7 +254,7 @@ class _Sharing:
             finally:
                 for way in ways:
                     way.close()
-            self._together(lambda: self._receive(ways))
+            self._together(lambda: self._receive(ways, began))
         finally:
             if self._place is not None:
                 self._place.remove()
@@ -278,13 +279,17 @@ class _Sharing:
                     _log.warning("this node's entry cannot be sent to others: %s", error)
         return offers
 
-    def _receive(self, ways: list[_Way]) -> None:
-        """Unpack, check, publish, index what came; what cannot be is built here instead."""
+    def _receive(self, ways: list[_Way], began: float) -> None:
+        """Unpack, check, publish, index what came since ``began``; what cannot be is built here instead."""
+        missing = self._missing
         for way in ways:
-            if way.fault is None and self._misses(way.transfer.recipe) and way.parent is not None and self._missing:
+            if way.fault is None and way.parent is not None and missing and missing.recipe.key == way.transfer.recipe:
                 try:
                     with open(way.path, "rb") as file:
-                        archive.receive(self._missing.root, file.read, way.transfer.recipe)
+                        (got,) = archive.receive(missing.root, file.read, way.transfer.recipe)
+                    seconds = time.monotonic() - began
+                    about = {"event": "build", "outcome": "fetched", "attempt": attempt.new_id()}
+                    attempt.note(missing.root, missing.spec, got.recipe, got.key, seconds, **about)
                 except (OSError, NodecacheError) as error:
                     way.fault = error
             if way.fault is not None:

@@ -24,7 +24,8 @@ def trace(held: Held, found: list[Event]) -> dict[str, Any]:
 
     Returns:
         A JSON document: the builder is process 0, with a track for the build and one for each compiler that ran beside
-        others; each waiter is a process of its own. Times are microseconds since the build began.
+        others; each waiter, and whoever fetched it from another node, is a process of its own. Times are microseconds
+        since the build began.
     """
     said = held.manifest
     attempt = said.get("attempt", "")
@@ -36,12 +37,15 @@ def trace(held: Held, found: list[Event]) -> dict[str, Any]:
     for lane, step in lanes(said.get("steps", [])):
         start, end = step["start_ms"] / 1000, step["end_ms"] / 1000
         out.append(_event(step["step"], 0, lane + 1, start, end - start, {}))
-    others = [event for event in found if event.attempt == attempt and event.event != "build"]
-    for number, event in enumerate(others, 1):
-        out += _names(number, f"{event.event}: {event.who}")
+    transfers = [event for event in found if event.outcome == "fetched" and event.key == held.key]
+    attempts = {attempt, *(event.attempt for event in transfers)}
+    waits = [event for event in found if event.attempt in attempts and event.event != "build"]
+    for number, event in enumerate([*transfers, *waits], 1):
+        what = "transfer of" if event in transfers else f"{event.event} for"
+        out += _names(number, f"{what.partition(' ')[0]}: {event.who}")
         out.append(
             _event(
-                f"{event.event} for {event.name}",
+                f"{what} {event.name}",
                 number,
                 0,
                 event.started - began,

@@ -56,6 +56,8 @@ def test_case_63_two_nodes_without_a_common_path_share_one_compile(
     assert [Path(each["path"]).parents[2].name for each in said] == ["a", "a", "a", "b"]
     digests = {open(each["path"], "rb").read() for each in said}  # noqa: SIM115
     assert len(digests) == 1
+    lines = [json.loads(line) for line in (tmp_path / "b/attempts/history").read_text().splitlines()]
+    assert [(line["outcome"], line["name"], line["key"]) for line in lines] == [("fetched", "tiny", said[0]["key"])]
     shutil.rmtree(tmp_path / "a")
     again = start(load_program, "tiny", source, env={"NODECACHE_ROOT": str(tmp_path / "b")}).wait().json
     assert (again["role"], again["sum"]) == ("hit", 5)

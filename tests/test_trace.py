@@ -45,6 +45,20 @@ def test_a_trace_goes_to_a_file_or_says_why_not(tiny, tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_trace_has_the_transfer_from_another_node(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NODECACHE_REMOTE", str(tmp_path / "shared"))
+    for node in ("a", "b"):
+        monkeypatch.setenv("NODECACHE_ROOT", str(tmp_path / node))
+        nodecache.load("tiny", [tiny()])
+    assert main(["trace", "tiny"]) == 0
+    events = json.loads(capsys.readouterr().out)["traceEvents"]
+    (transfer,) = [event for event in events if event["name"] == "transfer of tiny"]
+    (build,) = [event for event in events if event["name"] == "build tiny"]
+    assert transfer["ts"] >= build["dur"]
+    assert transfer["pid"] != build["pid"]
+    assert transfer["args"] == {"outcome": "fetched"}
+
+
 def test_steps_that_overlap_get_tracks_of_their_own():
     steps = [{"start_ms": start, "end_ms": end} for start, end in ((0, 10), (2, 5), (5, 9), (10, 12), (11, 13))]
     assert [(lane, step["start_ms"]) for lane, step in lanes(steps)] == [(0, 0), (1, 2), (1, 5), (0, 10), (1, 11)]
