@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -14,66 +15,110 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// All that the search knows of the datasets: twelve bytes each beside the caller's weights, and three in the calendar.
-//
-// Datasets of one weight form a ring in the order of their indices. Of these the next to be drawn is always known (the
-// fewest draws, then the lowest index), so that only the ring's first member, its leader, takes part in the search.
+// What the search knows of some leaders. Datasets of one weight form a ring in the order of their indices. Of these the
+// next to be drawn is always known (the fewest draws, then the lowest index), so that only the ring's first member, its
+// leader, takes part in the search.
 struct Pool {
     const double* weights;
     const std::int64_t* limits;
     std::int32_t count;
-    std::int32_t leaders;
     double heaviest;
-    std::unique_ptr<double[]> drawn;         // of the ring's head, at its leader; infinite for all that cannot be drawn
-    std::unique_ptr<std::uint16_t[]> head;   // of the ring, at its leader
-    std::unique_ptr<std::uint16_t[]> after;  // the next one in the ring; itself if alone
+    double* drawn;               // of the ring's head, at its leader; infinite for all that cannot be drawn
+    std::uint16_t* head;         // of the ring, at its leader
+    const std::uint16_t* after;  // the next one in the ring, at each dataset; itself if alone
 };
 
-Pool make_pool(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size) {
-    Pool pool{weights, limits, count, 0, 0, nullptr, nullptr, nullptr};
-    pool.drawn = std::make_unique<double[]>(count);
-    pool.head = std::make_unique<std::uint16_t[]>(count);
-    pool.after = std::make_unique<std::uint16_t[]>(count);
-    std::uint16_t* order = pool.head.get();
-    std::int32_t usable = 0;
+// All datasets: twelve bytes each beside the caller's weights, and two in the calendar.
+struct Everybody {
+    Pool pool;
+    std::int32_t leaders;
+    std::unique_ptr<double[]> drawn;
+    std::unique_ptr<std::uint16_t[]> head, after;
+};
+
+constexpr std::uint16_t kNobody = 0xffff;
+
+Everybody make_pool(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size) {
+    Everybody all{};
+    all.drawn = std::make_unique<double[]>(count);
+    all.head = std::make_unique<std::uint16_t[]>(count);
+    all.after = std::make_unique<std::uint16_t[]>(count);
+    std::uint16_t* const last = all.head.get();  // of the ring so far, at its leader
+    std::uint16_t* const after = all.after.get();
+    const double heaviest = *std::max_element(weights, weights + count);
+    // Beyond 2^51 one draw more may not change the rounded error, and the ring's order would not be the rule's.
+    const bool rings = heaviest * static_cast<double>(std::max<std::int64_t>(size, 1)) < 0x1p51;
+    // The leaders by a hash of their weights: sorting thousands would take longer than drawing a sample of each.
+    const std::size_t room = 2 * static_cast<std::size_t>(count);
+    const auto leader_of = std::make_unique<std::uint16_t[]>(room);
+    std::fill(leader_of.get(), leader_of.get() + room, kNobody);
     for (std::int32_t j = 0; j < count; ++j) {
-        pool.drawn[j] = kInfinity;
-        if (weights[j] > 0) {
-            order[usable++] = static_cast<std::uint16_t>(j);
-            pool.heaviest = std::max(pool.heaviest, weights[j]);
+        const auto here = static_cast<std::uint16_t>(j);
+        all.drawn[j] = kInfinity;
+        last[j] = after[j] = here;
+        if (!(weights[j] > 0)) continue;
+        std::uint16_t leader = kNobody;
+        if (rings) {
+            std::uint64_t bits;
+            std::memcpy(&bits, weights + j, sizeof bits);
+            std::size_t place = (bits * 0x9e3779b97f4a7c15 >> 32) * room >> 32;
+            while (leader_of[place] != kNobody && weights[leader_of[place]] != weights[j]) place = (place + 1) % room;
+            leader = leader_of[place];
+            if (leader == kNobody) leader_of[place] = here;
+        }
+        if (leader == kNobody) {
+            all.drawn[j] = 0;
+            ++all.leaders;
+        } else {
+            after[last[leader]] = here;
+            after[j] = leader;
+            last[leader] = here;
         }
     }
-    // Beyond 2^51 one draw more may not change the rounded error, and the ring's order would not be the rule's.
-    const bool rings = pool.heaviest * static_cast<double>(std::max<std::int64_t>(size, 1)) < 0x1p51;
-    if (rings)
-        std::sort(order, order + usable, [weights](std::uint16_t a, std::uint16_t b) {
-            return weights[a] != weights[b] ? weights[a] < weights[b] : a < b;
-        });
-    for (std::int32_t first = 0; first < usable;) {
-        std::int32_t last = first;
-        while (rings && last + 1 < usable && weights[order[last + 1]] == weights[order[first]]) ++last;
-        for (std::int32_t k = first; k < last; ++k) pool.after[order[k]] = order[k + 1];
-        pool.after[order[last]] = order[first];
-        pool.drawn[order[first]] = 0;
-        ++pool.leaders;
-        first = last + 1;
-    }
-    for (std::int32_t j = 0; j < count; ++j) pool.head[j] = static_cast<std::uint16_t>(j);
-    return pool;
+    for (std::int32_t j = 0; j < count; ++j) all.head[j] = static_cast<std::uint16_t>(j);
+    all.pool = {weights, limits, count, heaviest, all.drawn.get(), all.head.get(), after};
+    return all;
 }
 
-// An error that nobody outside the slots exceeds between `begin` and the end of the calendar.
+// A line of errors over the steps.
 struct Line {
     double begin = 0, low = -kInfinity, slope = 0;
     double at(double step) const { return low + slope * (step - begin); }
 };
 
+// When everybody who is not in a set may become a candidate for it: lists of leaders, each for one group of steps.
+struct Calendar {
+    static constexpr int kMost = 512;        // lists
+    Line floor;                              // whoever is not in the set is below it at both ends of some steps,
+    Line line;                               // and so not above this one in between
+    double end = 0;                          // the last step that it tells about
+    std::unique_ptr<std::uint16_t[]> first;  // of each list
+    std::unique_ptr<std::uint16_t[]> next;   // in its list
+    int lists = 0;                           // lists in use
+    int span = kMost;                        // lists to use in the next one
+    int wanted = 0;                          // candidates at the beginning
+    double top = 0, low = 0;                 // the largest and the least of their errors
+    double last_low = 0, last_steps = 0;     // of the calendar before, and how long it lasted
+    double guess = -kInfinity;               // of the next line's beginning
+    double trend = 0;                        // rise of the line per step
+    double rise = 0;                         // the same for who is just on it, until they are drawn
+    int patience = 0;                        // how often in a row there was none
+
+    // For leaders below `count`.
+    Calendar(int candidates, std::int32_t count)
+        : first(std::make_unique<std::uint16_t[]>(kMost)),
+          next(std::make_unique<std::uint16_t[]>(count)),
+          wanted(candidates) {}
+};
+
+// There are two sets with a calendar: the slots, and those near the line, among whom the slots' candidates are found. A
+// new calendar takes time linear in the leaders that it is for, so that one for all of them must last long. Its set is
+// made large, for the more candidates there are, the longer it takes until none is left, or too many are. The slots'
+// calendar, whose set must be small, is only for those near the line.
+
 constexpr int kSlots = 128;  // whoever is compared at every step
-constexpr int kRoom = 64;    // of them in use where there is a calendar
-constexpr int kGroup = 8;    // steps between two changes of who is in the slots
-constexpr std::uint16_t kNobody = 0xffff;
 struct Seat {
-    std::int64_t count;    // draws from the ring's head
+    std::int64_t count;  // draws from the ring's head
     std::int64_t limit;
     std::uint16_t leader;
     std::uint16_t head;
@@ -84,7 +129,6 @@ struct Some {
     static constexpr int kWords = kSlots / 64;
     std::uint64_t word[kWords];
 
-    void clear() { std::fill(word, word + kWords, 0); }
     bool has(int s) const { return word[s / 64] >> s % 64 & 1; }
     void set(int s, bool in) {
         const std::uint64_t bit = std::uint64_t{1} << s % 64;
@@ -93,30 +137,41 @@ struct Some {
 };
 
 struct Slots {
+    static constexpr int kRoom = 64;      // in use where there is a calendar
+    static constexpr int kGroup = 8;      // steps between two changes of who is in them
+    static constexpr int kUnit = 1;       // by how many candidates more or less to try
+    static constexpr int kPatience = 8;   // steps without a candidate that a calendar may have
+    static constexpr double kGain = 0.5;  // how much of a new trend to believe
     alignas(64) double weight[kSlots];
     alignas(64) double drawn[kSlots];  // the seat's count; infinite when it is spent
     Seat seat[kSlots];
     Some special;                      // whose draw is not just one draw more: rings, and the last draw of all
-    Some touched;                      // drawn from since they were looked at
-    int used;
+    int used = 0;
 };
 
-// When everybody else may become a candidate: lists of leaders, each for one group of steps.
-struct Calendar {
-    Line line;
-    double end = 0;                          // the last step that it tells about
-    std::int64_t begin = 0;                  // the step its first list is for
-    std::unique_ptr<std::uint16_t[]> first;  // of each list
-    std::unique_ptr<std::uint16_t[]> next;   // in its list
-    int size = 0;                            // lists that there is room for
-    int lists = 0;                           // lists in use
-    int wanted = 12;                         // candidates at the beginning
-    double guess = -kInfinity;               // of the line's beginning
-    double trend = 0;                        // rise of the line per step
-    double rise = 0;                         // the same for who is just on it, until they are drawn
+struct Near {
+    static constexpr int kRoom = 2048;
+    static constexpr int kGroup = 256;
+    static constexpr int kUnit = 8;
+    static constexpr int kPatience = 0;
+    static constexpr double kGain = 0.75;
+    alignas(64) double weight[kRoom];
+    alignas(64) double drawn[kRoom];
+    std::int64_t limit[kRoom];
+    std::uint16_t head[kRoom];
+    std::uint16_t leader[kRoom];
+    int used = 0;
+    Slots slots;
+    Calendar calendar{12 * Slots::kUnit, kRoom};  // of the slots
 };
 
-#define NODECACHE_INLINE static inline __attribute__((always_inline))
+struct Contender {
+    double error;
+    std::uint16_t leader;
+};
+
+#define NODECACHE_METHOD inline __attribute__((always_inline))
+#define NODECACHE_INLINE static NODECACHE_METHOD
 
 #if defined(__x86_64__)
 namespace wide512 {
@@ -131,6 +186,7 @@ NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm512_set1_pd(
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm512_add_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector div(Vector a, Vector b) { return _mm512_div_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm512_max_pd(v, _mm512_shuffle_f64x2(v, v, 0x4e));
@@ -166,6 +222,7 @@ NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm256_set1_pd(
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm256_add_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector div(Vector a, Vector b) { return _mm256_div_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm256_max_pd(v, _mm256_permute2f128_pd(v, v, 1));
@@ -214,6 +271,9 @@ NODECACHE_INLINE Vector sub(Vector a, Vector b) {
 NODECACHE_INLINE Vector add(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x + y; });
 }
+NODECACHE_INLINE Vector div(Vector a, Vector b) {
+    return each(a, b, [](double x, double y) { return x / y; });
+}
 NODECACHE_INLINE Vector max(Vector a, Vector b) {
     return each(a, b, [](double x, double y) { return x > y ? x : y; });
 }
@@ -247,13 +307,13 @@ NODECACHE_INLINE unsigned below(Vector a, Vector b) {
 
 void blend(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size, BlendOutput out,
            Poll& poll) {
-    Pool pool = make_pool(weights, limits, count, size);
+    Everybody all = make_pool(weights, limits, count, size);
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return wide512::search(pool, size, out, poll);
-    if (__builtin_cpu_supports("avx2")) return wide256::search(pool, size, out, poll);
+        return wide512::search(all, size, out, poll);
+    if (__builtin_cpu_supports("avx2")) return wide256::search(all, size, out, poll);
 #endif
-    plain::search(pool, size, out, poll);
+    plain::search(all, size, out, poll);
 }
 
 }  // namespace nodecache

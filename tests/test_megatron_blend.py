@@ -60,6 +60,45 @@ def test_a_blend_of_thousands_of_datasets_is_the_peers(helpers, peer, kind):
     same(blended(helpers, weights, 12_000), blended(peer, weights, 12_000))
 
 
+# More leaders than are near the line at once, so that they come and go; weights that make many do so at a time (nearly
+# equal), lines that soon fail (a heavy head, a jump in the weights), and draws enough for several larger calendars.
+CROWDS = {
+    "dirichlet": lambda random, count: random.dirichlet(np.ones(count)),
+    "nearly equal": lambda random, count: 1 + 1e-9 * random.random(count),
+    "power law": lambda _random, count: (1.0 + np.arange(count)) ** -1.1,
+    "a jump": lambda random, count: np.where(np.arange(count) < 600, 100, 1) * (1 + 0.01 * random.random(count)),
+    "mostly zero": lambda random, count: np.where(random.random(count) < 0.4, 0, random.random(count)),
+}
+
+
+@pytest.mark.parametrize("kind", CROWDS)
+def test_a_crowd_that_comes_and_goes_is_drawn_as_the_peer_does(helpers, peer, kind):
+    weights = CROWDS[kind](np.random.default_rng(11), 4500)
+    weights /= weights.sum()
+    same(blended(helpers, weights, 60_000), blended(peer, weights, 60_000))
+
+
+@pytest.mark.parametrize("count", [2047, 2048, 2049])
+def test_leaders_who_are_just_all_near_or_just_not_are_drawn_as_the_peer_does(helpers, peer, count):
+    weights = np.random.default_rng(count).dirichlet(np.ones(count))
+    same(blended(helpers, weights, 20_000), blended(peer, weights, 20_000))
+
+
+def test_an_exhaustive_blend_of_a_crowd_follows_the_rule(helpers):
+    """No two sizes are the same, so that each has a leader; with so many draws only some are looked at."""
+    sizes = np.random.default_rng(3).permutation(np.arange(1, 2201))
+    index, sample = exhausted(helpers, sizes)
+    order = np.argsort(index, kind="stable")
+    np.testing.assert_array_equal(sample[order], np.concatenate([np.arange(size) for size in sizes]))
+    weights = sizes / sizes.sum()
+    for begin in np.linspace(0, len(index) - 300, 25).astype(int):
+        drawn = np.bincount(index[:begin], minlength=len(sizes)).astype(float)
+        for i in range(begin, begin + 300):
+            error = np.where(drawn < sizes, weights * max(i, 1.0) - drawn, -np.inf)
+            assert index[i] == error.argmax()
+            drawn[index[i]] += 1
+
+
 @shared
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=100))
 def test_draw_counts_equal_sizes_and_empty_datasets_contribute_nothing(helpers, sizes):
