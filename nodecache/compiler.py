@@ -11,7 +11,7 @@ import stat
 import time
 
 from nodecache.digest import digest_bytes, digest_items, read_own
-from nodecache.errors import RootError, ToolchainError
+from nodecache.errors import RootError, ToolchainError, of_the_kernel
 from nodecache.root import Root, make_folder, replace_file
 from nodecache.spec import split_words
 
@@ -187,7 +187,9 @@ def _ask_once(root: Root, memory: str, recall: Callable[[], Answer | None], ask:
                 return said
             if time.monotonic() > deadline:
                 return ask()
-    except (OSError, RootError, lock.LocksUnsupported):
+    except (OSError, RootError, lock.LocksUnsupported) as error:
+        if isinstance(error, OSError) and not of_the_kernel(error):
+            raise
         return ask()
     try:
         return recall() or ask()
@@ -288,21 +290,23 @@ def run_tool(command: list[str]) -> tuple[int, str]:
     """
     import subprocess
 
+    from nodecache import lock
+
     environment = {k: v for k, v in os.environ.items() if k not in _NOT_ITS_OWN} | {"LC_ALL": "C"}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            timeout=60,
-            check=False,
-        )
+        with lock.spawn(command, env=environment, **streams) as process:
+            try:
+                said, _ = process.communicate(timeout=60)
+            except BaseException:
+                process.kill()
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, OSError) and not of_the_kernel(error):
+            raise
         raise ToolchainError(f"{' '.join(command)} does not work: {error}. Correct CXX or your PATH.") from error
     # Bytes that are no text are kept as what they were, and paths in any locale.
-    return done.returncode, os.fsdecode(done.stdout)
+    return process.returncode, os.fsdecode(said)
 
 
 def _ask(command: list[str], found: list[str], linker: str | None) -> dict[str, list[str]]:

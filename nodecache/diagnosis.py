@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 TAIL_LINES = 200
 """Lines of output that the builder's exception carries at most."""
 
+LINE_LENGTH = 2000
+"""Characters of a line of output that it carries."""
+
 # What the compiler driver says, in the C locale, when something below it was asked to end (strsignal's words).
-_ENDED_FROM_OUTSIDE = re.compile(r"(?:Terminated|Hangup|Interrupt) signal terminated program")
+_ENDED_FROM_OUTSIDE = re.compile(
+    r"(?:Terminated|Hangup|Interrupt) signal terminated program|^> exit status (?:129|130|143)$", re.MULTILINE
+)
 
 # What the log holds besides the tools' output: its head, the steps and their commands, and ninja's own words.
 _OURS = re.compile(r"# |> |\[\d+/\d+\] |FAILED: |\. \./step/\d+\.sh|ninja: build stopped")
@@ -35,6 +40,8 @@ def raise_if_limited(root: Root, staging: Staging, output: str) -> None:
         ("No space left on device", errno.ENOSPC),
         ("Disk quota exceeded", errno.EDQUOT),
         ("File size limit exceeded", errno.EFBIG),
+        ("Resource temporarily unavailable", errno.EAGAIN),
+        ("Cannot allocate memory", errno.ENOMEM),
         ("File too large", errno.EFBIG),
         ("Read-only file system", errno.EROFS),
     ):
@@ -73,9 +80,13 @@ def first_error(output: str) -> str:
     for mark in (": error: ", ": fatal error: ", "error: ", "undefined reference", "cannot find ", " error", "Error"):
         for line in lines:
             if mark in line and not line.startswith((">", "[", "#")):
-                return line.strip()
+                return _shortened(line.strip())
     said = [line for line in lines if not _OURS.match(line)]
-    return said[-1].strip() if said else "the tool said nothing"
+    return _shortened(said[-1].strip()) if said else "the tool said nothing"
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ({len(line) - LINE_LENGTH} characters more)"
 
 
 def _says_killed(line: str) -> bool:
@@ -91,5 +102,5 @@ def failure_text(name: str, output: str, log: str) -> str:
     if any(_says_killed(line) for line in said):
         remedy = "Run fewer compilers at once (NODECACHE_JOBS=1), or give the job more memory, and call again."
     cut = f"(the last {TAIL_LINES} lines)\n" if len(lines) > TAIL_LINES else ""
-    tail = "\n".join(lines[-TAIL_LINES:])
+    tail = "\n".join(map(_shortened, lines[-TAIL_LINES:]))
     return f"Error building extension {name!r}: {first_error(output)}\n\n{cut}{tail}\n\nThe full log is {log}. {remedy}"

@@ -61,16 +61,17 @@ def seal(path: str, about: dict[str, Any]) -> dict[str, Any]:
     """
     import json
 
+    wrong = unfit(path)
+    if wrong is not None:
+        raise RootError(f"What was built cannot be kept in {os.path.dirname(path)}: {wrong}.")
     files = {}
     folders = [path]
     for folder, below, names in os.walk(path):
         folders += [os.path.join(folder, name) for name in below]
         for name in names:
             file = os.path.join(folder, name)
-            if not stat.S_ISREG(os.lstat(file).st_mode):
-                raise RootError(
-                    f"{file} is no plain file, so it cannot be kept in an entry. Make the build write a copy."
-                )
+            if os.stat(file).st_nlink > 1:
+                _unlink_others(file)
             executable = os.stat(file).st_mode & stat.S_IXUSR
             os.chmod(file, 0o500 if executable else 0o400)
             _flush(file)
@@ -89,6 +90,30 @@ def seal(path: str, about: dict[str, Any]) -> dict[str, Any]:
         os.chmod(folder, 0o700)
         _flush(folder)
     return manifest
+
+
+def unfit(path: str) -> str | None:
+    """Why a folder cannot become an entry, or None: it holds anything but plain files and folders."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        return "its folder was replaced by something else; write into the folder that is given"
+    if os.path.lexists(f"{path}/{MANIFEST}"):
+        return f"it has a {MANIFEST}, which every entry gets; name it otherwise"
+    for folder, below, names in os.walk(path):
+        for name in [*below, *names]:
+            mode = os.lstat(os.path.join(folder, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return f"{os.path.relpath(os.path.join(folder, name), path)} is no plain file; write a copy"
+    return None
+
+
+def _unlink_others(file: str) -> None:
+    """Give a file that has names elsewhere an inode of its own: those are not to become read-only with it."""
+    import shutil
+
+    copy = f"{file}.{os.urandom(6).hex()}"
+    shutil.copyfile(file, copy)
+    shutil.copymode(file, copy)
+    os.rename(copy, file)
 
 
 def flush_folders(path: str) -> None:

@@ -34,6 +34,11 @@ class BuildError(NodecacheError, RuntimeError):
         self.log = log
 
 
+def of_the_kernel(error: OSError) -> bool:
+    """Whether a system call failed. Else the program itself raised it, as signal handlers do with TimeoutError."""
+    return error.errno is not None
+
+
 class BuildInterrupted(NodecacheError, RuntimeError):
     """The build ended without a verdict: its processes were killed, or this machine refused it something.
 

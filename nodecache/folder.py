@@ -9,6 +9,7 @@ from pathlib import Path
 from nodecache import attempt
 from nodecache.cache import Product, Request
 from nodecache.digest import digest_items
+from nodecache.entry import unfit
 from nodecache.errors import BuildError, BuildInterrupted, SpecError
 from nodecache.inputs import Inputs
 from nodecache.root import open_root
@@ -80,6 +81,9 @@ def get_or_build(
             raise _as_failure(kind, error, attempt_id, log) from error
         except Exception as error:
             raise _as_failure(kind, error, attempt_id, log) from error
+        wrong = unfit(folder.entry) if os.path.lexists(folder.entry) else "its folder was removed"
+        if wrong is not None:
+            raise _as_failure(kind, ValueError(f"what it left cannot be kept: {wrong}"), attempt_id, log)
         return Product(Inputs(), {})
 
     recipe = digest_items(items)
@@ -120,9 +124,10 @@ def _as_failure(kind: str, error: Exception, attempt_id: str, log: str) -> Build
     """An exception of the caller's build function, as text that other processes can be told."""
     import traceback
 
-    with open(log, "a", encoding="utf-8") as file:
+    with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
         file.write("".join(traceback.format_exception(error)))
-    first = f"Error building {kind!r}: {type(error).__name__}: {error}"
+    said = "".join(traceback.format_exception_only(error)).strip()  # whatever its __str__ does
+    first = f"Error building {kind!r}: {said}".encode("utf-8", "backslashreplace").decode()
     return BuildError(
         f"{first}\nThe traceback is in {log}. Correct the build function and call again.",
         attempt=attempt_id,

@@ -14,7 +14,7 @@ import time
 from nodecache.digest import digest_bytes, digest_file, read_own
 from nodecache.entry import MANIFEST, Entry, entry_path
 from nodecache.errors import RootError
-from nodecache.inputs import Inputs
+from nodecache.inputs import Inputs, quote, unquote
 from nodecache.root import Root, make_folder, replace_file
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ def _names(root: Root, recipe: str) -> list[str]:
     """Names of a recipe's index files, newest first."""
     try:
         names = os.listdir(root.at("recipes", recipe))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # there is none, or none that can be read
         return []
     return sorted((name for name in names if not name.endswith(".tmp")), reverse=True)
 
@@ -121,7 +121,7 @@ def parse(name: str, body: str) -> Record:
         if not line.startswith("out\t"):
             break
         _, digest, size, print_, file = line.split("\t", 4)
-        outputs.append((digest, int(size), print_, file))
+        outputs.append((digest, int(size), print_, unquote(file)))
     if not any(file == MANIFEST for _, _, _, file in outputs):
         raise ValueError("no manifest")
     return Record(name, Inputs.parse(lines), outputs)
@@ -189,7 +189,7 @@ def _write(root: Root, recipe: str, name: str, key: str, inputs: Inputs, outputs
     lines = []
     for file, digest in outputs:
         status = os.lstat(f"{entry_path(root, key)}/{file}")
-        lines.append(f"out\t{digest}\t{status.st_size}\t{status.st_mtime_ns}.{status.st_ino}\t{file}")
+        lines.append(f"out\t{digest}\t{status.st_size}\t{status.st_mtime_ns}.{status.st_ino}\t{quote(file)}")
     lines += inputs.lines()
     raw = os.fsencode("\n".join(lines))
     folder = root.at("recipes", recipe)

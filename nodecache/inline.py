@@ -53,7 +53,10 @@ def load_inline(
     cuda = [cuda_sources] if isinstance(cuda_sources, str) else [*(cuda_sources or ())]
     if functions is not None:
         text = ["#include <pybind11/pybind11.h>", *text, binding(functions)]
-    place = os.getcwd()  # where text that includes a file by quotes finds it
+    try:
+        place = os.getcwd()  # where text that includes a file by quotes finds it
+    except FileNotFoundError:  # it was removed
+        place = ""
     sources = [Source(f"{place}/main.cpp", _joined(text))]
     if cuda:
         sources.append(Source(f"{place}/cuda.cu", _joined(["#include <cuda_runtime.h>", *cuda])))

@@ -61,7 +61,7 @@ class Inputs:
         if self._system_lines:
             for line in self._system_lines:
                 digest, _, path = line.partition("\t")[2].partition("\t")
-                self._system.append((_unquote(path), digest))
+                self._system.append((unquote(path), digest))
             self._system_lines = []
         return self._system
 
@@ -79,13 +79,13 @@ class Inputs:
     def lines(self) -> list[str]:
         """As text, one input a line."""
         return [
-            *(f"file\t{digest}\t{_quote(place)}" for place, digest in self.files),
-            *(f"shadow\t{_quote(place)}" for place in self.shadows),
-            *(f"veil\t{number} {mtime}\t{_quote('/'.join(names))}" for number, mtime, names in self.veils),
+            *(f"file\t{digest}\t{quote(place)}" for place, digest in self.files),
+            *(f"shadow\t{quote(place)}" for place in self.shadows),
+            *(f"veil\t{number} {mtime}\t{quote('/'.join(names))}" for number, mtime, names in self.veils),
             *(f"package\t{digest}\t{name}" for name, digest in self.packages),
-            *(f"folder\t{mtime}\t{_quote(path)}" for path, mtime in self.folders),
-            *(f"seen\t{print_}\t{_quote(place)}" for place, print_ in self.seen.items()),
-            *(f"system\t{digest}\t{_quote(path)}" for path, digest in self.system),  # the last, see parse
+            *(f"folder\t{mtime}\t{quote(path)}" for path, mtime in self.folders),
+            *(f"seen\t{print_}\t{quote(place)}" for place, print_ in self.seen.items()),
+            *(f"system\t{digest}\t{quote(path)}" for path, digest in self.system),  # the last, see parse
         ]
 
     @classmethod
@@ -103,18 +103,18 @@ class Inputs:
                 found._system_lines = lines[at:]
                 break
             if sort == "file":
-                found.files.append((_unquote(second), first))
+                found.files.append((unquote(second), first))
             elif sort == "shadow":
-                found.shadows.append(_unquote(first))
+                found.shadows.append(unquote(first))
             elif sort == "veil":
                 number, _, mtime = first.partition(" ")
-                found.veils.append((int(number), int(mtime), _unquote(second).split("/")))
+                found.veils.append((int(number), int(mtime), unquote(second).split("/")))
             elif sort == "package":
                 found.packages.append((second, first))
             elif sort == "seen":
-                found.seen[_unquote(second)] = first
+                found.seen[unquote(second)] = first
             elif sort == "folder":
-                found.folders.append((_unquote(second), int(first)))
+                found.folders.append((unquote(second), int(first)))
         return found
 
 
@@ -182,10 +182,7 @@ class Eyes:
     def _is_clear(self, folder: str, mtime: int, names: list[str]) -> bool:
         if folder_time(folder) == mtime:
             return True
-        try:
-            return set(names).isdisjoint(os.listdir(folder))
-        except OSError:  # gone, and nothing in it
-            return True
+        return not any(os.path.lexists(os.path.join(folder, name)) for name in names)
 
     def _is_same(self, inputs: Inputs, place: str, digest: str) -> bool:
         path = self.path(place)
@@ -256,11 +253,13 @@ def status_print(path: str) -> str:
     return f"{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}.{status.st_ino}.{status.st_dev}"
 
 
-def _quote(path: str) -> str:
+def quote(path: str) -> str:
+    """A path as one field of one line."""
     return path.replace("%", "%25").replace("\n", "%0A").replace("\t", "%09").replace("\r", "%0D")
 
 
-def _unquote(path: str) -> str:
+def unquote(path: str) -> str:
+    """The inverse of :func:`quote`."""
     if "%" not in path:
         return path
     return path.replace("%0D", "\r").replace("%09", "\t").replace("%0A", "\n").replace("%25", "%")

@@ -113,7 +113,7 @@ def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[in
         if low >= LIBRARIES or not names:
             continue
         mtime = settled(folder_time(folder))
-        there = names & set(os.listdir(folder)) if os.path.isdir(folder) else set()
+        there = {name for name in names if os.path.lexists(os.path.join(folder, name))}
         for name in there:
             if _is_as_new(os.path.join(folder, name), began):
                 late = f"{folder}/{name} appeared"
@@ -177,7 +177,7 @@ def parse_dependencies(text: str) -> list[str]:
             if character == "\\":
                 slashes += 1
                 continue
-            blank = character.isspace()
+            blank = character in " \t"
             if slashes:
                 escaped = (blank and slashes % 2 == 1) or character == "#"
                 word += "\\" * (slashes // 2 if blank else slashes - escaped)

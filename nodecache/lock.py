@@ -23,11 +23,13 @@ import os
 import stat
 import threading
 
-from nodecache.errors import RootError
+from nodecache.errors import RootError, of_the_kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
+    from typing import Any
 
 # Answers of file systems that have no kernel locks: Lustre without -o flock, some NFS and FUSE. 524 is the kernel's
 # ENOTSUPP, which leaks to user space there.
@@ -117,6 +119,15 @@ def pipe() -> tuple[Descriptor, Descriptor]:
         return _own(ends[0]), _own(ends[1])
 
 
+def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """``subprocess.Popen``, which waits on pipes: a child forked meanwhile would hold them for as long as it lives."""
+    import subprocess
+
+    with _mutex:
+        _hook()
+        return subprocess.Popen(command, **options)
+
+
 def close(fd: Descriptor) -> None:
     """Close a noted descriptor; a lock on it is gone with it. Twice, or in a forked child, is no error."""
     with _mutex:
@@ -190,6 +201,8 @@ def try_exclusive(fd: Descriptor, path: str, patience: float | None = None) -> b
     if error is None:
         return True
     close(fd)
+    if not of_the_kernel(error):
+        raise error
     # ESTALE: the file was removed on the server. To open it again is what a busy lock's waiter does anyway.
     if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ESTALE):
         return False

@@ -99,9 +99,13 @@ def this_process(*, attempt: str, recipe: str, name: str, log: str) -> Owner:
     from nodecache.launchers import node
 
     here = node()
+    try:
+        start = start_ticks("self")
+    except ProcessLookupError:  # there is no /proc, and so nobody who could compare it
+        start = 0
     return Owner(
         pid=os.getpid(),
-        start=start_ticks("self"),
+        start=start,
         pidns=namespaces(),
         host=here.hostname,
         boot_id=here.boot_id,

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from nodecache.errors import RootError, UnsafeRoot
+from nodecache.errors import RootError, UnsafeRoot, of_the_kernel
 
 VARIABLE = "NODECACHE_ROOT"
 FOLDERS = ("recipes", "entries", "leases", "staging", "attempts", "tools")
@@ -65,6 +65,16 @@ class Root:
                 f"A file grew past this process's file size limit while {doing} in {self.path} ({name}). "
                 f"Nothing was published. Raise it (ulimit -f unlimited)."
             )
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            what, how = ("processes", "-u") if error.errno == errno.EAGAIN else ("memory", "-v")
+            return RootError(
+                f"This process may have no more {what}, so {doing} failed ({name}). Nothing was published. Allow more "
+                f"(ulimit {how}, or the job's limit), or run fewer compilers at once (NODECACHE_JOBS=1)."
+            )
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return RootError(
+                f"Too many files are open for {doing} in {self.path} ({name}). Allow more: ulimit -n 4096."
+            )
         return RootError(f"{doing} failed in {self.path}: {error.strerror} ({name}). {self.remedy()}")
 
 
@@ -83,7 +93,7 @@ class Telling:
         """Begin."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+        if isinstance(error, OSError) and of_the_kernel(error) and not isinstance(error, FileNotFoundError):
             raise self._root.failed(error, self._doing) from error
 
 
@@ -207,6 +217,7 @@ def _tighten(root: Root) -> None:
         try:
             status = os.fstat(fd)
             _refuse_strangers(root, fd)
+            _refuse_other_use(root, fd, status)
             os.fchmod(fd, 0o700)
             _refuse_strangers(root, fd)  # who came in between
         finally:
@@ -216,6 +227,17 @@ def _tighten(root: Root) -> None:
     logging.getLogger("nodecache").warning(
         "the root %s was open to others (mode %04o); it is 0700 now", root.path, stat.S_IMODE(status.st_mode)
     )
+
+
+def _refuse_other_use(root: Root, fd: int, status: os.stat_result) -> None:
+    """A folder that others use, or that has something else in it, is not to be closed to them."""
+    names = os.listdir(fd)
+    if status.st_mode & stat.S_ISVTX or (names and not {"entries", "leases", "tools"} & set(names)):
+        raise UnsafeRoot(
+            f"The root {root.path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}) and used for other "
+            f"things than builds. Close it to them (chmod 700), or set {VARIABLE} to a folder of its own, such as "
+            f"{root.path.rstrip('/')}/nodecache."
+        )
 
 
 def _refuse_strangers(root: Root, fd: int) -> None:
@@ -347,6 +369,6 @@ def replace_file(root: Root, path: str, data: bytes) -> None:
     except OSError as error:
         try:
             os.unlink(temporary)
-        except FileNotFoundError:
+        except OSError:  # the first one is to be told
             pass
         raise root.failed(error, f"writing {os.path.basename(path)}") from error

@@ -164,7 +164,7 @@ def arguments(what: str, value: object) -> tuple[str, ...]:
     found: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]  # not iterable: TypeError, as anywhere
     checked = []
     for element in found:
-        if not isinstance(element, str) or "\0" in element or "\n" in element:
+        if not isinstance(element, str) or set("\0\n\r") & set(element):
             raise SpecError(f"{what} has an element that is no argument: {element!r}. Give strings on one line.")
         checked.append(element)
     return tuple(checked)

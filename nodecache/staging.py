@@ -177,16 +177,23 @@ def _sweep_one(path: str, *, known: bool) -> bool:
 
 def reap(marks: list[str]) -> None:
     """End every process that carries one of the marks; what its supervisor could not end, say."""
+    import signal
+
     import psutil
+
+    from nodecache.supervise import number_here
 
     for _ in range(50):
         found = False
         for process in psutil.process_iter():
             try:
-                if process.pid != os.getpid() and process.environ().get(MARK) in marks:
-                    process.kill()
+                if process.environ().get(MARK) not in marks:
+                    continue
+                number = number_here(process.pid)
+                if number is not None and number != os.getpid():
+                    os.kill(number, signal.SIGKILL)
                     found = found or process.status() != psutil.STATUS_ZOMBIE
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+            except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, PermissionError):
                 continue
         if not found:
             return

@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> int:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a mask is inherited, and the tools are to have none either
     try:
         child = _start(command)
     except OSError as error:
@@ -109,6 +110,8 @@ def _reap(child: int, status: int) -> int:
         if pid == child:
             child = 0
             ended = os.waitstatus_to_exitcode(code)
+            if ended < 0:  # what it had started is nobody's now
+                _end_tree()
             try:
                 os.write(status, f"exit {ended}\n".encode() if ended >= 0 else f"signal {-ended}\n".encode())
             except BrokenPipeError:  # the builder is going; its pidfd will say so
@@ -124,7 +127,7 @@ def _end_tree() -> None:
     wait = 0.001
     deadline = time.monotonic() + _LIMIT_SECONDS
     while time.monotonic() < deadline:
-        for pid in _descendants(os.getpid()):
+        for pid in _descendants():
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -138,22 +141,45 @@ def _end_tree() -> None:
         wait = min(wait * 2, 0.1)
 
 
-def _descendants(pid: int) -> list[int]:
-    """All processes below ``pid``, from their parents' numbers."""
+def _descendants() -> list[int]:
+    """All processes below this one, from their parents' numbers."""
     parents: dict[int, list[int]] = {}
+    numbers: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parents.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    found, queue = [], [pid]
+            said = _status(name)
+            if said is not None:
+                parents.setdefault(said[0], []).append(int(name))
+                numbers[int(name)] = said[1]
+    me = int(os.readlink("/proc/self"))
+    level = len(numbers[me]) - 1
+    found, queue = [], [me]
     while queue:
         below = parents.get(queue.pop(), [])
-        found += below
+        found += [numbers[pid][level] for pid in below]
         queue += below
     return found
+
+
+def _status(name: str) -> tuple[int, list[int]] | None:
+    """A process's parent, and its own number in each PID namespace, from the one of /proc's mount inwards.
+
+    A container may have its host's /proc, which numbers processes as the host does. Source: proc(5), PPid and NSpid.
+    """
+    try:
+        with open(f"/proc/{name}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+    except OSError:  # it has ended, or is hidden from this user
+        return None
+    return int(lines[b"PPid"]), [int(word) for word in lines.get(b"NSpid", name.encode()).split()]
+
+
+def number_here(name: int) -> int | None:
+    """The number that a process which /proc calls so has in this process's namespace; None where it has none."""
+    said, mine = _status(str(name)), _status("self")
+    if said is None or mine is None or len(said[1]) < len(mine[1]):
+        return None
+    return said[1][len(mine[1]) - 1]
 
 
 def _remove(staging: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from nodecache import lock
+from nodecache.errors import of_the_kernel
 from nodecache.staging import MARK, reap
 
 TYPE_CHECKING = False
@@ -37,7 +38,7 @@ class Supervised:
         program = os.path.join(os.path.dirname(__file__), "supervise.py")
         try:
             with open(self._log, "ab") as log:
-                self._process = subprocess.Popen(
+                self._process = lock.spawn(
                     [
                         *(sys.executable or "python3", "-I", "-S", program),
                         *(
@@ -56,9 +57,11 @@ class Supervised:
                     pass_fds=given,
                     start_new_session=True,
                 )
-        except OSError as error:
+        except BaseException as error:
             self._close()
-            raise self._root.failed(error, "starting the build") from error
+            if isinstance(error, OSError) and of_the_kernel(error):
+                raise self._root.failed(error, "starting the build") from error
+            raise
         finally:
             for fd in given:
                 lock.close(fd)

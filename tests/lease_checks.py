@@ -28,7 +28,7 @@ from pathlib import Path
 import nodecache.bell
 def _wait(self, seconds, wait=nodecache.bell.Ear.wait):
     Path(os.environ["SIGNS"], f"waiting.{os.getpid()}").touch()
-    wait(self, seconds)
+    return wait(self, seconds)
 nodecache.bell.Ear.wait = _wait
 """
 """In front of a program: it makes ``$SIGNS/waiting.<pid>`` when it waits for a builder."""

@@ -110,11 +110,6 @@ def test_an_input_without_a_fixed_text_is_refused():
         nodecache.get_or_build("x", {"a": object()}, lambda folder: None)
 
 
-def test_a_build_function_that_leaves_a_link_or_a_pipe_is_refused():
-    with pytest.raises(nodecache.RootError, match="no plain file"):
-        nodecache.get_or_build("pipe", {}, lambda folder: os.mkfifo(folder / "pipe"))
-
-
 def test_a_child_forked_in_the_build_that_returns_publishes_nothing(start, root):
     program = """\
 import os, sys
@@ -132,3 +127,68 @@ except nodecache.BuildInterrupted as error:
     result = start(program).wait()
     assert (result.status, result.out) == (0, "parent\n"), result.err
     assert len(list((root / "entries").iterdir())) == 1
+
+
+def _replaced(folder, outside):
+    folder.rmdir()
+    folder.symlink_to(outside)
+
+
+@pytest.mark.parametrize(
+    ("leave", "says"),
+    [
+        (lambda folder, outside: (folder / "link").symlink_to(outside), "link is no plain file"),
+        (lambda folder, _: os.mkfifo(folder / "pipe"), "pipe is no plain file"),
+        (lambda folder, _: (folder / "manifest.json").touch(), "it has a manifest.json"),
+        (lambda folder, _: folder.rmdir(), "its folder was removed"),
+        (_replaced, "its folder was replaced"),
+    ],
+    ids=["link", "pipe", "manifest", "removed", "replaced"],
+)
+def test_what_no_entry_can_hold_is_a_failure_and_nothing_outside_is_touched(leave, says, tmp_path, root):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    outside.chmod(0o1777)
+    with pytest.raises(nodecache.BuildError, match=says):
+        nodecache.get_or_build("k", {"a": 1}, lambda folder: leave(folder, outside))
+    assert outside.stat().st_mode & 0o7777 == 0o1777
+    assert list(outside.iterdir()) == []
+    assert not list((root / "entries").glob("*"))
+    assert list((root / "attempts").glob("*/failure"))  # for those who waited
+
+
+def test_a_file_that_has_another_name_elsewhere_is_copied(tmp_path):
+    cached = tmp_path / "cached"
+    cached.write_text("weights")
+    cached.chmod(0o644)
+    found = nodecache.get_or_build("k", {"a": 1}, lambda folder: os.link(cached, folder / "weights"))
+    assert (found / "weights").read_text() == "weights"
+    assert (found / "weights").stat().st_ino != cached.stat().st_ino
+    assert (cached.stat().st_mode & 0o777, cached.stat().st_nlink) == (0o644, 1)
+
+
+def test_a_file_name_with_a_line_break_hits():
+    runs = []
+
+    def build(folder):
+        runs.append(1)
+        (folder / "a\nb\tc%0A").write_text("x")
+
+    for _ in range(2):
+        assert (nodecache.get_or_build("k", {"a": 1}, build) / "a\nb\tc%0A").read_text() == "x"
+    assert runs == [1]
+
+
+class _Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [ValueError("\udcff"), _Silent()], ids=["no text", "no words"])
+def test_whatever_an_exception_says_of_itself_it_is_told(error):
+    def build(_):
+        raise error
+
+    with pytest.raises(nodecache.BuildError, match=type(error).__name__) as raised:
+        nodecache.get_or_build("k", {"a": 1}, build)
+    assert raised.value.__cause__ is error
