@@ -47,10 +47,15 @@ def test_the_module_tells_how_this_process_came_to_it(tiny, start, load_program)
     assert (later["role"], later["key"]) == ("hit", told.key)
 
 
+def complaints(ended):
+    """What it wrote to stderr, but for waits, which a busy machine makes long enough to be told."""
+    return [line for line in ended.err.splitlines() if not line.startswith("waiting for ")]
+
+
 def test_eight_threads_compile_once_and_get_one_module(start, tiny, compiler):
     """Case 14, first half."""
     ended = start(EIGHT_THREADS, tiny()).wait(60)
-    assert ended.err == ""
+    assert complaints(ended) == []
     result = ended.json
     assert [value for _, value in result["sums"]] == [5] * 8
     assert result["modules"] == 1
@@ -62,7 +67,7 @@ def test_threads_that_want_different_code_under_one_name_each_get_theirs(start, 
     plus = tiny(folder=tmp_path / "plus")
     minus = tiny(expression="a - b", folder=tmp_path / "minus")
     ended = start(EIGHT_THREADS, plus, minus).wait(60)
-    assert ended.err == ""
+    assert complaints(ended) == []
     result = ended.json
     assert sorted(result["sums"]) == sorted([[str(plus), 5], [str(minus), -1]] * 4)
     assert compiler.compiles == 2
