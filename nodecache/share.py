@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import threading
 import time
 from _thread import get_ident
+from collections import deque
 
 from nodecache import archive, attempt, staging
 from nodecache.digest import Digester
@@ -54,6 +56,16 @@ CHUNKS = 4
 """Messages to one node between two meetings."""
 
 _log = logging.getLogger("nodecache")
+
+
+# gloo's threads let go of a collective's tensors a moment after it has ended. Were they the last to have one, they
+# would need the GIL for that, and at the interpreter's end they would abort the process.
+_tensors: deque[torch.Tensor] = deque(maxlen=1024)
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    _tensors.append(tensor)
+    return tensor
 
 
 def share(call: Callable[[], Result], *, group: Any = None, timeout: float | None = None) -> Result:
@@ -315,16 +327,19 @@ class _Sharing:
             finally:
                 done.set()
 
+        thread = threading.Thread(target=run, name="nodecache-share", daemon=True)
         if work is None:
             done.set()
         else:
-            threading.Thread(target=run, name="nodecache-share", daemon=True).start()
+            thread.start()
         while True:
             done.wait(ROUND)
             running, failed = self._meet(running=not done.is_set(), failed=bool(errors))
             if failed:
                 self._raise(errors[0] if errors else None)
             if not running:
+                if work is not None:
+                    thread.join()
                 return
 
     def _meet(self, *, running: bool, failed: bool) -> tuple[int, int]:
@@ -333,7 +348,7 @@ class _Sharing:
         import torch.distributed as dist
 
         late = self._timeout is not None and time.monotonic() - self._began > self._timeout
-        state = torch.tensor([running, failed, late], dtype=torch.int32)
+        state = _kept(torch.tensor([running, failed, late], dtype=torch.int32))
         dist.all_reduce(state, group=self._group)
         still, wrong, over = state.tolist()
         if over and not wrong:
@@ -369,11 +384,22 @@ class _Sharing:
         )
 
     def _gather(self, mine: Any) -> list[Any]:
+        """What each rank says; as ``all_gather_object``, with tensors that stay."""
+        import torch
         import torch.distributed as dist
 
-        told: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(told, mine, group=self._group)
-        return told
+        data = pickle.dumps(mine)
+        world = dist.get_world_size(self._group)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+        dist.all_gather(sizes, _kept(torch.tensor([len(data)])), group=self._group)
+        most = max(int(_kept(size)) for size in sizes)
+        pieces = [torch.empty(most, dtype=torch.uint8) for _ in range(world)]
+        piece = _kept(torch.frombuffer(bytearray(data.ljust(most, b"\0")), dtype=torch.uint8))
+        dist.all_gather(pieces, piece, group=self._group)
+        return [
+            pickle.loads(_kept(piece).numpy()[: int(size)].tobytes())  # noqa: S301  # from ranks of this very program
+            for piece, size in zip(pieces, sizes, strict=True)
+        ]
 
 
 def _leaders(told: list[dict[str, Any]], recipe: str) -> list[int]:
