@@ -313,4 +313,6 @@ def receive(root: Root, read: Callable[[int], bytes], recipe: str | None = None)
         raise root.failed(error, "unpacking an archive") from error
     finally:
         place.remove()
+    if not done:
+        raise ArchiveError("The archive is empty, as a copy that was cut off may be. Get it again.")
     return done

@@ -215,10 +215,11 @@ def run(arguments: list[str]) -> None:
     The program is ``__main__``: with its own folder on ``sys.path``, exit status and traceback.
     """
     import runpy
+    import zipfile
 
     install_on_import()
     sys.excepthook = _hook_without_ours(sys.excepthook, runpy.__spec__.origin if runpy.__spec__ else None)
-    first = os.getcwd() if arguments[0] == "-m" else os.path.dirname(os.path.abspath(arguments[0]))
+    first = os.getcwd() if arguments[0] == "-m" else os.path.dirname(os.path.realpath(arguments[0]))
     if not sys.flags.safe_path:
         sys.path[0] = first
     if arguments[0] == "-m":
@@ -226,8 +227,8 @@ def run(arguments: list[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = arguments
-    if os.path.isdir(arguments[0]) or not arguments[0].endswith(".py"):
-        runpy.run_path(arguments[0], run_name="__main__")  # a folder, an archive, byte code
+    if os.path.isdir(arguments[0]) or arguments[0].endswith(".pyc") or zipfile.is_zipfile(arguments[0]):
+        runpy.run_path(arguments[0], run_name="__main__")
         return
     path = os.path.abspath(arguments[0])
     try:

@@ -232,7 +232,7 @@ def _tighten(root: Root) -> None:
 def _refuse_other_use(root: Root, fd: int, status: os.stat_result) -> None:
     """A folder that others use, or that has something else in it, is not to be closed to them."""
     names = os.listdir(fd)
-    if status.st_mode & stat.S_ISVTX or (names and not {"entries", "leases", "tools"} & set(names)):
+    if status.st_mode & stat.S_ISVTX or set(names) - set(FOLDERS):
         raise UnsafeRoot(
             f"The root {root.path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}) and used for other "
             f"things than builds. Close it to them (chmod 700), or set {VARIABLE} to a folder of its own, such as "

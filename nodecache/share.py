@@ -336,7 +336,7 @@ class _Sharing:
             done.wait(ROUND)
             running, failed = self._meet(running=not done.is_set(), failed=bool(errors))
             if failed:
-                self._raise(errors[0] if errors else None)
+                self._raise(errors.pop() if errors else None)
             if not running:
                 if work is not None:
                     thread.join()
@@ -373,7 +373,10 @@ class _Sharing:
             }
         told = self._gather(said)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:  # its traceback knows this frame, and must not be known by it: the group would live on with both
+                del error
         rank, first = next((rank, each) for rank, each in enumerate(told) if each is not None)
         raise BuildError(
             f"{first['text']}\nThis is what rank {rank} of the group was told on {first['host']}, which built it for "

@@ -84,7 +84,12 @@ class FolderStore:
     def __init__(self, path: str, group: str | None) -> None:
         self._path = os.path.abspath(path)
         self._gid = None if group is None else _group(group)
-        os.makedirs(self._path, 0o700, exist_ok=True)
+        try:
+            os.mkdir(self._path, 0o700)
+        except FileExistsError:
+            pass
+        except FileNotFoundError as error:  # what should be mounted there is not, and a folder here would hide that
+            raise TierFault(f"it cannot be made in {os.path.dirname(self._path)}; is that mounted here?") from error
         status = os.stat(self._path)
         self._check(self._path, status)
         self._folder_mode = 0o700 | (status.st_mode & 0o2070 if self._gid is not None else 0)

@@ -282,6 +282,17 @@ def _absolute(words: list[str], folder: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _unnumbered(name: str) -> str:
+    """A module's name without the number that other content under the same name gets."""
+    return re.sub(r"_v\d+$", "", name)
+
+
+def _listed(value: Path | Sequence[Path] | None) -> list[object]:
+    """Arguments as they count: none is an empty list, a tuple a list, a path its text."""
+    given = [value] if isinstance(value, str | os.PathLike) else value or ()
+    return [os.fspath(each) if isinstance(each, os.PathLike) else each for each in given]
+
+
 def _load(
     name: str,
     sources: list[Source],
@@ -300,10 +311,7 @@ def _load(
         repr(part)
         for part in (
             *((s.path, s.digest) for s in sources),
-            cflags,
-            cuda_cflags,
-            ldflags,
-            include_paths,
+            *map(_listed, (cflags, cuda_cflags, ldflags, include_paths)),
             kind,
             with_cuda,
         )
@@ -385,10 +393,7 @@ class _Instead:
         import logging
 
         result = _results.get(path)
-        if (
-            self._kind == "module"
-            and getattr(result, "__name__", "").partition("_v")[0] != self._name.partition("_v")[0]
-        ):
+        if self._kind == "module" and _unnumbered(getattr(result, "__name__", "")) != _unnumbered(self._name):
             raise LoadError(
                 f"{self._name!r} registers operators {namespace!r}, which {path} has registered in this process; torch "
                 f"would end it. Start another process for it, or give the operators another namespace."

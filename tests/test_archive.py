@@ -249,7 +249,7 @@ def test_what_no_archive_of_ours_holds_is_refused(built, elsewhere, change):
     assert left in ([], [None])  # "twice" has published the first
 
 
-@pytest.mark.parametrize("noise", [b"", b"\0" * 100, b"PK\3\4" * 1000, b"\xff" * 4096])
+@pytest.mark.parametrize("noise", [b"", b"\0" * 100, b"\0" * 10240, b"PK\3\4" * 1000, b"\xff" * 4096])
 def test_noise_is_no_archive(elsewhere, noise):
     with pytest.raises(nodecache.ArchiveError):
         receive(noise, elsewhere)

@@ -259,7 +259,8 @@ def test_what_a_slow_tier_says_too_late_is_dropped(faulty, node, tiny, caplog, m
     [
         ("nosuch://bucket/x", "nosuch"),
         ("/dev/null/x", "NotADirectoryError"),
-        ("/proc/nodecache", "FileNotFoundError"),
+        ("/proc/nodecache", "it cannot be made in /proc"),
+        ("/nodecache-is-not-mounted/tier", "is that mounted here?"),
     ],
 )
 def test_a_tier_that_is_none_costs_one_line_and_a_build(node, tiny, caplog, monkeypatch, url, said):
@@ -268,6 +269,7 @@ def test_a_tier_that_is_none_costs_one_line_and_a_build(node, tiny, caplog, monk
     assert nodecache.load("tiny", [tiny()]).__nodecache__.role == "built"
     [line] = warnings(caplog)
     assert said in line
+    assert not os.path.exists(url)
 
 
 def test_without_fsspec_a_folder_works_and_a_url_costs_one_line(

@@ -209,7 +209,11 @@ def test_a_folder_that_can_be_searched_and_not_listed_is_compiled_from(tiny, ope
 
 
 def test_a_root_that_others_use_too_is_refused_and_left_as_it_is(tmp_path, monkeypatch, tiny):
-    for name, mode, content in (("sticky", 0o1777, ()), ("home", 0o755, ("notes.txt",))):
+    for name, mode, content in (
+        ("sticky", 0o1777, ()),
+        ("home", 0o755, ("notes.txt",)),
+        ("project", 0o2775, ("tools", "notes.txt")),
+    ):
         place = tmp_path / name
         place.mkdir()
         for each in content:

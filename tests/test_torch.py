@@ -284,6 +284,21 @@ def test_flags_that_cannot_be_read_are_refused_with_what_is_wrong(flag):
         drop_in._words("extra_cflags", [flag], None)
 
 
+def test_no_flags_are_the_same_however_they_are_not_given(light):
+    light.write_text(f"#define NUMBER 1\n{light.read_text()}")
+    paths = [drop_in.load("light", [light], flags).__file__ for flags in (None, [], ())]
+    paths += [drop_in.load("light", [light], ["-O1"], extra_include_paths=path).__file__ for path in ([], None)]
+    paths.append(drop_in.load("light", [light], ("-O1",)).__file__)
+    assert [paths.index(path) for path in paths] == [0, 0, 0, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"), [("my_vec", "my_viz", False), ("my_vec", "my_vec_v2", True), ("a_v1", "a", True)]
+)
+def test_only_a_number_is_taken_for_one(one, other, same):
+    assert (drop_in._unnumbered(one) == drop_in._unnumbered(other)) is same
+
+
 def test_one_string_for_a_list_of_flags_is_refused(light):
     with pytest.raises(ValueError, match=r"extra_cflags is one string: '-O2'\. Give a list"):
         drop_in.load("light", [light], "-O2")

@@ -75,6 +75,15 @@ def test_a_program_that_is_not_there_is_pythons_error(python):
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
+def test_a_script_behind_a_link_and_one_without_a_suffix_run_as_under_python(python, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/helper.py").write_text("word = 'here'\n")
+    (tmp_path / "real/script").write_text("import helper, os; print(helper.word, os.path.isabs(__file__))\n")
+    (tmp_path / "link").symlink_to("real/script")
+    runs = [python(*how, tmp_path / "link") for how in (RUN, [])]
+    assert [(run.returncode, run.stdout) for run in runs] == [(0, "here True\n")] * 2, runs
+
+
 def test_a_package_runs_as_under_python(python, program):
     program("", "pkg/__init__.py")
     program("import sys\nprint(sys.argv, __package__, __spec__.name)\nraise ValueError('wrong')", "pkg/__main__.py")

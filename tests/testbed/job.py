@@ -16,8 +16,9 @@ COMPILER = """\
 # Counts compiles, not links or questions. Each waits while the file `hold` is there; one takes `hold-one` and waits.
 case " $* " in
 *" -c "*)
-    echo "$(uname -n) $$" >> {folder}/compiles
-    mv {folder}/hold-one {folder}/held 2> /dev/null && while [ -e {folder}/held ]; do sleep 0.05; done
+    mv {folder}/hold-one {folder}/held 2> /dev/null && held=yes
+    echo "$(uname -n) $$" >> {folder}/compiles # whoever hears of it may kill it
+    [ "$held" ] && while [ -e {folder}/held ]; do sleep 0.05; done
     while [ -e {folder}/hold ]; do sleep 0.05; done
     ;;
 esac
