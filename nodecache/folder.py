@@ -63,6 +63,8 @@ def get_or_build(
     began = time.monotonic()
     if not kind or len(kind) > KIND_LIMIT or not all(c.isalnum() or c in "_-." for c in kind) or not kind.isascii():
         raise SpecError(f"Kind {kind!r} is no short word. Use at most {KIND_LIMIT} letters, digits, '_', '-' and '.'.")
+    if not hasattr(inputs, "items") or not all(isinstance(name, str) for name in inputs):
+        raise SpecError(f"inputs is no mapping of names to values: {inputs!r:.80}. Give a dict whose keys are strings.")
     place = open_root(root)
     items = [
         ("kind", f"folder {kind}"),

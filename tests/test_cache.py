@@ -129,6 +129,12 @@ except nodecache.BuildInterrupted as error:
     assert len(list((root / "entries").iterdir())) == 1
 
 
+@pytest.mark.parametrize("inputs", [None, 5, [("a", 1)], {1: 1}])
+def test_inputs_that_are_no_names_and_values_are_refused(inputs):
+    with pytest.raises(nodecache.SpecError, match="inputs is no mapping"):
+        nodecache.get_or_build("k", inputs, lambda _: None)
+
+
 def _replaced(folder, outside):
     folder.rmdir()
     folder.symlink_to(outside)
