@@ -35,6 +35,12 @@ PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() {
 """
 
 
+@pytest.fixture(autouse=True)
+def numbers(monkeypatch):
+    """Names are new to each test, whichever have run in this process."""
+    monkeypatch.setattr(drop_in, "_versions", {})
+
+
 @pytest.fixture
 def light(tmp_path):
     """A source that includes one small header of torch: it compiles in 0.3 s."""
