@@ -87,7 +87,7 @@ def share(nodes: int, a: Assumptions) -> Cost:
     """One rank a node in the group; a round ends with a ring all-reduce of twice as many messages as ranks."""
     meeting = 2 * (nodes - 1) * a.hop
     gather = 2 * (nodes - 1) * a.hop  # sizes, then objects, each once around the ring
-    depth = (nodes - 1 + 1).bit_length() - 1
+    depth = nodes.bit_length() - 1
     rounds = math.ceil(a.size / BLOCK) + depth - 1
     fanout = min(2, nodes - 1)
     transfer = rounds * (min(a.size, BLOCK) * fanout / a.link + meeting)

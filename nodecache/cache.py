@@ -208,11 +208,10 @@ class Request:
         with Telling(self.root, "preparing a build"):
             dead = staging.sweep(self.root, held.successor_of)
             self._say_succession(held, dead)
+            make_folder(self.root, attempt.folder(self.root, self.recipe))
             place = staging.create(self.root, held.attempt)
         try:
             started = time.time()
-            with Telling(self.root, "preparing a build"):
-                make_folder(self.root, attempt.folder(self.root, self.recipe))
             fetched = tier.fetch(self.eyes, place) if tier is not None else None
             if fetched is not None:
                 held.ensure_mine()

@@ -94,6 +94,8 @@ def seal(path: str, about: dict[str, Any]) -> dict[str, Any]:
 
 def unfit(path: str) -> str | None:
     """Why a folder cannot become an entry, or None: it holds anything but plain files and folders."""
+    if not os.path.lexists(path):
+        return "its folder was removed"
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         return "its folder was replaced by something else; write into the folder that is given"
     if os.path.lexists(f"{path}/{MANIFEST}"):

@@ -83,7 +83,7 @@ def get_or_build(
             raise _as_failure(kind, error, attempt_id, log) from error
         except Exception as error:
             raise _as_failure(kind, error, attempt_id, log) from error
-        wrong = unfit(folder.entry) if os.path.lexists(folder.entry) else "its folder was removed"
+        wrong = unfit(folder.entry)
         if wrong is not None:
             raise _as_failure(kind, ValueError(f"what it left cannot be kept: {wrong}"), attempt_id, log)
         return Product(Inputs(), {})

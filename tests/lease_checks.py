@@ -164,3 +164,41 @@ def open_files(pid: int) -> list[str]:
         except FileNotFoundError:  # it has closed this one meanwhile
             continue
     return found
+
+
+class Scene:
+    """One test's folders and programs; compilers wait until they are told to go."""
+
+    def __init__(self, start, tiny, compiler, root, tmp_path, load, wait_until):
+        self._start, self._load = start, load
+        self.compiler, self.root, self.until = compiler, root, wait_until
+        self.signs, self.temporary = tmp_path / "signs", tmp_path / "temporary"
+        self.environment = environment(self.signs, self.temporary)
+        self.source = tiny()
+
+    def hold(self, *, first_only=False):
+        """Compiles wait for :meth:`go`; or only the first does."""
+        self.compiler.set(before=f"{self.first if first_only else ''}{{ {self.gate}; }}")
+
+    @property
+    def gate(self):
+        return f"i=0; while [ ! -e {self.signs}/go ] && [ $i -lt 1800 ]; do sleep 0.05; i=$((i+1)); done"
+
+    @property
+    def first(self):
+        return f"mkdir {self.signs}/held 2> /dev/null && "
+
+    def wait_for_held(self):
+        """The first compile has begun, and is known to be the first: the wrapper counts before it looks."""
+        self.until((self.signs / "held").exists, 30, "held compile")
+
+    def go(self):
+        (self.signs / "go").touch()
+
+    def start(self, before="", program=None, **options):
+        return self._start(
+            before + SAY_WHEN_WAITING + (program or self._load), "tiny", self.source, env=self.environment, **options
+        )
+
+    def wait_for_waiters(self, number):
+        self.until(lambda: waiting(self.signs) >= number, 30, f"{number} waiters")

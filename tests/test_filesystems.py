@@ -15,7 +15,7 @@ import pytest
 import nodecache
 from nodecache.errors import BuildError, NodecacheError, RootError
 from tests import lease_checks
-from tests.lease_checks import SAY_WHEN_WAITING, damaged, names, nothing_is_left, waiting
+from tests.lease_checks import damaged, names, nothing_is_left
 from tests.testbed.faultfs import FOR_EVER, FaultFS
 
 if TYPE_CHECKING:
@@ -39,33 +39,8 @@ def root(root, disk, monkeypatch) -> Path:
     return place
 
 
-class Job:
-    """Ranks that load one extension from the root on the mount; compilers can be told to wait."""
-
-    def __init__(self, start, tiny, compiler, root, tmp_path, load, wait_until):
-        self._start, self._load = start, load
-        self.compiler, self.root, self.until = compiler, root, wait_until
-        self.signs, self.temporary = tmp_path / "signs", tmp_path / "temporary"
-        self.environment = lease_checks.environment(self.signs, self.temporary)
-        self.source = tiny()
-
-    def start(self, program=None):
-        return self._start(SAY_WHEN_WAITING + (program or self._load), "tiny", self.source, env=self.environment)
-
-    def hold(self, *, only_first=False):
-        """Compiles wait for :meth:`go`; or only the first does."""
-        first = f"mkdir {self.signs}/held 2> /dev/null && " if only_first else ""
-        gate = f"i=0; while [ ! -e {self.signs}/go ] && [ $i -lt 600 ]; do sleep 0.05; i=$((i+1)); done"
-        self.compiler.set(before=f"{first}{{ {gate}; }}")
-
-    def go(self):
-        (self.signs / "go").touch()
-
-    def wait_for_held(self):
-        self.until((self.signs / "held").exists, 30, "held compile")
-
-    def wait_for_waiters(self, number):
-        self.until(lambda: waiting(self.signs) >= number, 30, f"{number} waiters")
+class Job(lease_checks.Scene):
+    """Ranks that load one extension from the root on the mount."""
 
     def ends(self, *ranks, seconds=30):
         """Results of ranks that all got a right module."""
@@ -119,7 +94,7 @@ def test_six_processes_with_an_empty_root_compile_once(job, locks, disk):
 
 
 def test_a_killed_builder_is_succeeded_within_seconds(job, locks, disk):
-    job.hold(only_first=True)
+    job.hold(first_only=True)
     builder = job.start()
     job.wait_for_held()
     waiters = [job.start() for _ in range(3)]
@@ -154,7 +129,7 @@ except nodecache.NodecacheError as error:
 
 def test_a_lock_call_that_does_not_return_is_left_at_the_timeout_and_its_late_grant_is_dropped(job, disk):
     disk.set(flock={"delay": FOR_EVER})
-    rank = job.start(IMPATIENT)
+    rank = job.start(program=IMPATIENT)
     job.until(lambda: "\n" in rank.out, 20, "timeout")
     said = json.loads(rank.out)
     assert said["error"] == "LeaseTimeout"

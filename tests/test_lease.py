@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nodecache import lease, lock, owner, softlease
 from nodecache.root import ensure_folders, open_root
 from tests import lease_checks
-from tests.lease_checks import SAY_WHEN_WAITING, SOFT, Watch, damaged, exists, names, nothing_is_left, waiting
+from tests.lease_checks import SAY_WHEN_WAITING, SOFT, Watch, damaged, exists, names, nothing_is_left
 
 RECIPE = "0" * 32
 
@@ -66,47 +66,13 @@ EXITS = "    import gc; gc.collect(); sys.exit(0)"
 LOADS = "    load(); sys.exit(0 if results == [5] else 1)"
 
 
-class Scene:
-    """One test's folders and programs; compilers wait until they are told to go."""
-
-    def __init__(self, start, tiny, compiler, root, tmp_path, load, wait_until):
-        self._start, self._load = start, load
-        self.compiler, self.root, self.until = compiler, root, wait_until
-        self.signs, self.temporary = tmp_path / "signs", tmp_path / "temporary"
-        self.environment = lease_checks.environment(self.signs, self.temporary)
-        self.source = tiny()
-
-    def hold(self, *, first_only=False):
-        """Compiles wait for :meth:`go`; or only the first does."""
-        self.compiler.set(before=f"{self.first if first_only else ''}{{ {self.gate}; }}")
-
-    @property
-    def gate(self):
-        return f"i=0; while [ ! -e {self.signs}/go ] && [ $i -lt 1800 ]; do sleep 0.05; i=$((i+1)); done"
-
-    @property
-    def first(self):
-        return f"mkdir {self.signs}/held 2> /dev/null && "
-
-    def wait_for_held(self):
-        """The first compile has begun, and is known to be the first: the wrapper counts before it looks."""
-        self.until((self.signs / "held").exists, 30, "held compile")
-
-    def go(self):
-        (self.signs / "go").touch()
-
-    def start(self, before="", program=None, **options):
-        return self._start(
-            before + SAY_WHEN_WAITING + (program or self._load), "tiny", self.source, env=self.environment, **options
-        )
+class Scene(lease_checks.Scene):
+    """With children that are forked, and what a test ends with."""
 
     def start_bare(self, program, before=""):
         """A program that gets the loading program as its first argument."""
         loading = before + SAY_WHEN_WAITING + self._load
         return self._start(program, loading, "tiny", self.source, env=self.environment)
-
-    def wait_for_waiters(self, number):
-        self.until(lambda: waiting(self.signs) >= number, 30, f"{number} waiters")
 
     def fork(self):
         """Let the forking program fork; its child's pid."""
