@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from nodecache.digest import digest_bytes, read_bytes
 from nodecache.errors import BuildError
@@ -12,8 +11,21 @@ from nodecache.root import Root, make_folder, replace_file
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
-    from nodecache.spec import Spec
+    from nodecache.launchers import Node
+
+    class Named(Protocol):
+        """What the history calls by a name."""
+
+        @property
+        def name(self) -> str:
+            """For messages."""
+
+        @property
+        def kind(self) -> str:
+            """What sort of thing it is."""
+
 
 _HEAD = "nodecache-failure 1"
 KEEP_LOGS = 5
@@ -183,19 +195,27 @@ def append_history(root: Root, event: dict[str, object]) -> None:
 
 def note(
     root: Root,
-    spec: Spec,
-    recipe: str,
-    key: str,
-    seconds: float,
+    what: Named,
+    event: str,
+    outcome: str,
     *,
-    event: str = "hit",
-    outcome: str = "hit",
+    recipe: str,
+    started: float,
+    seconds: float,
+    key: str = "",
     attempt: str = "",
+    here: Node | None = None,
 ) -> None:
-    """Add what ended just now to the history: a hit, for who asks for it, or what came from another node."""
-    from nodecache.launchers import node
+    """Add something of this process's that has ended to the history (:class:`nodecache.history.Event` has the fields).
 
-    here = node()
+    Args:
+        what: the extension or folder that was built, waited for or hit.
+        here: this node, where the caller has asked already: the question takes longer than the answer to write.
+    """
+    if here is None:
+        from nodecache.launchers import node
+
+        here = node()
     try:
         append_history(
             root,
@@ -203,19 +223,21 @@ def note(
                 "event": event,
                 "outcome": outcome,
                 "attempt": attempt,
-                "name": spec.name,
-                "kind": spec.kind,
+                "name": what.name,
+                "kind": what.kind,
                 "recipe": recipe,
                 "key": key,
-                "started": time.time() - seconds,
+                "started": started,
                 "seconds": seconds,
                 "pid": os.getpid(),
                 "host": here.hostname,
                 "rank": here.rank,
             },
         )
-    except OSError:  # a root that is read-only still serves hits
-        pass
+    except OSError as error:  # history is for people; the result is as good without
+        import logging
+
+        logging.getLogger("nodecache").debug("the history of %s was not written: %s", root.path, error)
 
 
 def _turn_over(fd: int, path: str) -> None:

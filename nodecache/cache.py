@@ -294,47 +294,29 @@ class Request:
 
     def _note(self, held: Lease, how: str, started: float, key: str = "") -> None:
         """A line of history for a build."""
-        self._write_history(
-            {
-                "event": "build",
-                "attempt": held.attempt,
-                "outcome": how,
-                "kind": self.kind,
-                "key": key,
-                "started": started,
-                "seconds": time.time() - started,
-                "pid": held.owner.pid,
-                "host": held.owner.host,
-                "rank": held.owner.rank,
-            }
+        attempt.note(
+            self.root,
+            self,
+            "build",
+            how,
+            recipe=self.recipe,
+            key=key,
+            attempt=held.attempt,
+            started=started,
+            seconds=time.time() - started,
         )
 
     def _note_wait(self, voice: Voice, how: str) -> None:
         """A line of history for a wait, if there was one: which attempt it was for, and how it ended."""
-        if voice.waited == 0.0:
-            return
-        from nodecache.launchers import node
-
-        here = node()
-        self._write_history(
-            {
-                "event": "wait",
-                "attempt": voice.holder.attempt if voice.holder else "",
-                "outcome": how,
-                "kind": self.kind,
-                "key": "",
-                "started": voice.started,
-                "seconds": voice.waited,
-                "pid": os.getpid(),
-                "host": here.hostname,
-                "rank": here.rank,
-            }
-        )
-
-    def _write_history(self, event: dict[str, object]) -> None:
-        try:
-            attempt.append_history(self.root, {**event, "name": self.name, "recipe": self.recipe})
-        except OSError as error:  # history is for people; the build is as good without
-            import logging
-
-            logging.getLogger("nodecache").debug("the history of %s was not written: %s", self.root.path, error)
+        if voice.waited:
+            attempt.note(
+                self.root,
+                self,
+                "wait",
+                how,
+                recipe=self.recipe,
+                attempt=voice.holder.attempt if voice.holder else "",
+                started=voice.started,
+                seconds=voice.waited,
+                here=voice.here,
+            )

@@ -142,7 +142,9 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
             pass
         else:
             if "NODECACHE_STATS" in os.environ:
-                note(place, spec, recipe.key, entry.key, time.monotonic() - began)
+                took = time.monotonic() - began
+                started = time.time() - took
+                note(place, spec, "hit", "hit", recipe=recipe.key, key=entry.key, started=started, seconds=took)
             return loaded
     if go_on is not None:
         go_on(place, spec, recipe, None)

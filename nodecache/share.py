@@ -300,8 +300,17 @@ class _Sharing:
                     with open(way.path, "rb") as file:
                         (got,) = archive.receive(missing.root, file.read, way.transfer.recipe)
                     seconds = time.monotonic() - began
-                    about = {"event": "build", "outcome": "fetched", "attempt": attempt.new_id()}
-                    attempt.note(missing.root, missing.spec, got.recipe, got.key, seconds, **about)
+                    attempt.note(
+                        missing.root,
+                        missing.spec,
+                        "build",
+                        "fetched",
+                        recipe=got.recipe,
+                        key=got.key,
+                        attempt=attempt.new_id(),
+                        started=time.time() - seconds,
+                        seconds=seconds,
+                    )
                 except (OSError, NodecacheError) as error:
                     way.fault = error
             if way.fault is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nodecache.bar import Bar
+    from nodecache.launchers import Node
     from nodecache.owner import Owner
 
 FIRST = 2.0
@@ -31,6 +32,7 @@ class Voice:
     """One wait's voice.
 
     Attributes:
+        here: this node and rank, once there was a wait.
         holder: who was last seen building, or None.
         waited: seconds since the wait began, or 0.0 when there was none.
     """
@@ -42,6 +44,7 @@ class Voice:
         self._next = FIRST
         self._bar: Bar | None = None
         self._ended: float | None = None
+        self.here: Node | None = None
         self.holder: Owner | None = None
 
     @property
@@ -60,7 +63,7 @@ class Voice:
             self._began = time.monotonic()
             from nodecache.launchers import node
 
-            node()  # now, when there is time: its import would come between the wake-up and the module
+            self.here = node()  # now, when there is time: it would come between the wake-up and the module
         self.holder = read() or self.holder
         if self._bar is not None:
             self._bar.show(self._name, self.holder)
@@ -111,8 +114,6 @@ class Voice:
 
     def _speaks(self) -> bool:
         """One waiter a node: local rank 0, or 1 where 0 is the one that builds; everybody where ranks are not known."""
-        from nodecache.launchers import node
-
-        mine = node().local_rank
+        mine = self.here.local_rank if self.here else None
         zero_builds = self.holder is not None and self.holder.local_rank == 0
         return mine is None or mine == 0 or (mine == 1 and zero_builds)
