@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +18,9 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the processes that the tests start
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -244,3 +249,21 @@ print(json.dumps({"sum": module.add(2, 3), "role": told.role, "key": told.key, "
 def load_program() -> str:
     """The text of :data:`LOAD`."""
     return LOAD
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that other users can reach; pytest's own are private."""
+    place = Path(tempfile.mkdtemp(prefix="nodecache-test-"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def uid():
+    """A number that is nobody's, and whose default root is removed afterwards."""
+    number = 40000 + os.getpid() % 10000
+    yield number
+    for each in (number, number + 1):
+        shutil.rmtree(f"/tmp/nodecache_{each}", ignore_errors=True)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,53 +13,7 @@ import nodecache
 from nodecache import root as module
 from nodecache.errors import RootError, UnsafeRoot
 from nodecache.root import ensure_folders, open_root
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-def _python_of_others() -> str:
-    """This interpreter where other users can reach it, else the system's: it may lie below a private home."""
-    real = Path(sys.executable).resolve()
-    return sys.executable if all(folder.stat().st_mode & 0o001 for folder in real.parents) else "/usr/bin/python3"
-
-
-PYTHON = _python_of_others()
-as_root = pytest.mark.skipif(
-    os.geteuid() != 0 and os.environ.get("CI") != "true", reason="needs root to become other users"
-)
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that other users can reach; pytest's own are private."""
-    place = Path(tempfile.mkdtemp(prefix="nodecache-test-"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
-
-
-@pytest.fixture
-def uid():
-    """A number that is nobody's, and whose default root is removed afterwards."""
-    number = 40000 + os.getpid() % 10000
-    yield number
-    for each in (number, number + 1):
-        shutil.rmtree(f"/tmp/nodecache_{each}", ignore_errors=True)
-
-
-def as_user(uid: int, *, gid: int | None = None) -> tuple[str, ...]:
-    """A prefix: run as a user without a passwd entry, HOME or USER, with this package."""
-    version = subprocess.run(
-        [PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, check=False
-    )
-    if version.stdout.split() != [str(part).encode() for part in sys.version_info[:2]]:
-        missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        missing(f"no Python {sys.version_info[0]}.{sys.version_info[1]} that other users can reach")
-    search = f"{REPOSITORY}:{sysconfig.get_path('purelib')}"
-    return (
-        *("setpriv", "--reuid", str(uid), "--regid", str(gid or uid), "--clear-groups"),
-        *("env", "-i", "PATH=/usr/bin:/bin", f"PYTHONPATH={search}", "PYTHONDONTWRITEBYTECODE=1"),
-    )
+from tests.users import PYTHON, REPOSITORY, as_root, as_user
 
 
 def mode(path: Path) -> int:
@@ -284,6 +234,7 @@ def test_a_root_and_its_parents_made_by_many_at_once(tmp_path, start, monkeypatc
     code = """\
 import os, sys, time
 from nodecache.root import ensure_folders, open_root
+from tests.users import PYTHON, REPOSITORY, as_root, as_user
 while not os.path.exists(sys.argv[1]):
     pass
 for number in range(20):

@@ -7,9 +7,7 @@ import os
 import pytest
 
 import nodecache
-from tests.test_root import PYTHON, as_root, as_user, open_folder, uid
-
-__all__ = ["open_folder", "uid"]
+from tests.users import PYTHON, as_root, as_user
 
 QUIET = "import logging; logging.basicConfig()\n"
 

@@ -16,10 +16,8 @@ from nodecache.errors import BuildInterrupted, NodecacheError, RootError, SpecEr
 from nodecache.learn import parse_dependencies
 from nodecache.staging import MARK
 from tests import lease_checks
-from tests.test_root import PYTHON, as_root, as_user, open_folder, uid
 from tests.testbed.processes import until
-
-__all__ = ["open_folder", "uid"]
+from tests.users import PYTHON, as_root, as_user
 
 LOADS = "import sys, nodecache; nodecache.load(sys.argv[1], sys.argv[2:])"
 
@@ -148,7 +146,7 @@ def test_a_dead_builders_compilers_end_whatever_proc_shows(proc, start, tiny, op
     inside = f"""\
 {mount}
 "$@" & builder=$!
-while [ ! -e {home}/began ]; do sleep 0.05; done
+until [ -e {home}/seen ]; do sleep 0.05; done
 kill -9 $builder
 sleep 60
 """
@@ -157,6 +155,7 @@ sleep 60
     child = start(LOADS, "tiny", source, python=PYTHON, prefix=(*namespaces, "bash", "-c", inside, "-", *user))
     until((home / "began").exists, 30, "compile")
     assert marked(home) != []
+    (home / "seen").touch()
     deadline = time.monotonic() + 10
     while left := marked(home):
         assert time.monotonic() < deadline, left
