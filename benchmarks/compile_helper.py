@@ -84,9 +84,8 @@ def bare_compile() -> float:
     import sysconfig
 
     from nodecache.megatron import _CFLAGS, _SOURCES, _source_folder
-    from nodecache.packages import package_folder
 
-    include = ["-isystem", f"{package_folder('pybind11')}/include", "-isystem", sysconfig.get_path("include")]
+    include = ["-isystem", sysconfig.get_path("include")]
     jobs = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as place:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-// The search itself; blend.cpp includes it once for each vector width, with load, store, mul and the rest defined.
+// The search itself. One file for each vector width includes it, after it has defined load, store, mul and the rest.
 //
 // Comparing all datasets at every step is what takes the time, so only a few, in the slots, are. An error is a straight
 // line until its dataset is drawn: so it is known for everybody else before which step it cannot be above a given line of
@@ -8,6 +8,12 @@
 //
 // Everything that decides is computed as the rule says. Rounding is monotone, so an error that is below the floor at both
 // ends of some steps is not above the line in between, which is higher by what rounding may do.
+
+#include <algorithm>
+#include <cmath>
+
+namespace nodecache {
+namespace {
 
 constexpr unsigned kAll = (1u << kLanes) - 1;
 
@@ -298,6 +304,7 @@ NODECACHE_TARGET NODECACHE_INLINE Vector most_of(const Vector* error) {
 
 template <int kVectors>
 NODECACHE_TARGET NODECACHE_INLINE void read(const Slots& slots, double step, Vector* drawn, Vector* error) {
+    NODECACHE_UNROLL
     for (int v = 0; v < kVectors; ++v) {
         drawn[v] = load(slots.drawn + v * kLanes);
         error[v] = sub(mul(load(slots.weight + v * kLanes), fill(step)), drawn[v]);
@@ -320,6 +327,7 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
     for (; i < stop; ++i) {
         const double next = static_cast<double>(i + 1);
         if constexpr (kEarly)
+            NODECACHE_UNROLL
             for (int v = 0; v < kVectors; ++v) {
                 const Vector reached = mul(load(slots.weight + v * kLanes), fill(next));
                 same[v] = sub(reached, drawn[v]);
@@ -327,6 +335,7 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
             }
         const Vector most = spread_max(most_of<kVectors>(error));
         Some winners{};
+        NODECACHE_UNROLL
         for (int v = 0; v < kVectors; ++v)
             winners.word[v * kLanes / 64] |= static_cast<std::uint64_t>(equal(error[v], most)) << (v * kLanes % 64);
         const double now_best = one(most);
@@ -342,11 +351,13 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
             slot = word ? w * 64 + __builtin_ctzll(word) : slot;
         }
         if (__builtin_expect(odd != 0 || words > 1, 0)) {
+            NODECACHE_UNROLL
             for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
             draw_special(pool, slots, winners, i, out);
             read<kVectors>(slots, step, drawn, error);
             continue;
         }
+        NODECACHE_UNROLL
         for (int v = 0; v < kVectors; ++v) {
             drawn[v] = add_where_equal(drawn[v], error[v], most);
             if constexpr (kEarly)
@@ -361,6 +372,7 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
         seat.count = count + 1;
         if (__builtin_expect(count + 2 >= seat.limit, 0)) slots.special.set(slot, true);
     }
+    NODECACHE_UNROLL
     for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
     return i;
 }
@@ -465,7 +477,9 @@ NODECACHE_TARGET static std::int64_t draw_set(Pool& pool, Calendar& calendar, Se
     return i;
 }
 
-NODECACHE_TARGET static void search(Everybody& all, std::int64_t size, BlendOutput out, Poll& poll) {
+}  // namespace
+
+NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendOutput out, Poll& poll) {
     constexpr std::int64_t kChunk = 1 << 14;
     Pool& pool = all.pool;
     double best = 0;
@@ -487,3 +501,5 @@ NODECACHE_TARGET static void search(Everybody& all, std::int64_t size, BlendOutp
     Calendar calendar(12 * Near::kUnit, pool.count);
     draw_set(pool, calendar, *near, Line{}, 0, size, out, poll, best);
 }
+
+}  // namespace nodecache

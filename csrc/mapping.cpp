@@ -101,12 +101,46 @@ void shuffle(Row* rows, std::int64_t size, std::uint64_t seed, Poll& poll) {
     }
 }
 
+// Tells of stretches of sentences that none of them is negative or lengthy, a block at a time: nearly all are short, and
+// with that known, a document need not be gone through for it.
+class Plain {
+public:
+    explicit Plain(Strided<std::int32_t> sizes) : sizes_(sizes) {}
+
+    bool all(std::int64_t first, std::int64_t last) {
+        if (first < begin_ || first > end_) begin_ = end_ = first;
+        while (end_ < last)
+            if (!next_block()) return false;
+        return true;
+    }
+
+private:
+    static constexpr std::int64_t kBlock = 128;
+
+    bool next_block() {
+        if (sizes_.stride != 1 || sizes_.size - end_ < kBlock) return false;
+        const std::int32_t* const sizes = sizes_.data + end_;
+        std::uint32_t signs = 0;  // of each size, and of what it is below the limit
+        for (std::int64_t k = 0; k < kBlock; ++k) {
+            const auto size = static_cast<std::uint32_t>(sizes[k]);
+            signs |= size | (std::uint32_t{kLengthy} - size);
+        }
+        if (signs >> 31) return false;
+        end_ += kBlock;
+        return true;
+    }
+
+    Strided<std::int32_t> sizes_;
+    std::int64_t begin_ = 0, end_ = 0;
+};
+
 template <class Row, bool kBlocks>
 void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const MappingOptions& options, Poll& poll,
            Mapping<Row>& result) {
     constexpr int kColumns = kBlocks ? 4 : 3;
     Rows<Row, kColumns> rows;
     Twister32 random(static_cast<std::uint32_t>(options.seed));
+    Plain plain(sizes);
     const std::int64_t fewest = options.fewest;
     // When a sample is closed, so many sentences must be left for the next one.
     const std::int64_t leave = kBlocks ? fewest : 2;
@@ -127,20 +161,22 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
         std::uint64_t block = 0;
         for (std::int64_t document = 0; document + 1 < documents.size; ++document) {
             const std::int64_t first = documents[document], last = documents[document + 1];
-            std::int64_t left = last - first;
-            poll.spend(left > 0 ? 3 + 2 * left : 3);
+            const std::int64_t count = last - first;
+            poll.spend(count > 0 ? 3 + 2 * count : 3);
             std::int64_t target = options.length;
             if (kBlocks) {
                 const std::int32_t title = options.titles[document];
                 if (title < 0) return fail(MappingFault::negative_title, document);
                 target -= title;
             }
-            if (left > 0 && (first < 0 || last > sizes.size)) return fail(MappingFault::sentence_out_of_range, document);
+            if (count > 0 && (first < 0 || last > sizes.size)) return fail(MappingFault::sentence_out_of_range, document);
             if (epoch == 0) {
-                result.empty += left == 0;
-                result.single += left == 1;
+                result.empty += count == 0;
+                result.single += count == 1;
             }
-            if (kBlocks ? left >= fewest : left > 1) {
+            // A document that is too short to be looked at for lengthy sentences may have any.
+            const bool looked_at = kBlocks ? count >= fewest : count > 1;
+            if ((looked_at || count >= fewest) && !plain.all(first, last)) {
                 std::int32_t most = 0;
                 std::int32_t signs = 0;
                 for (std::int64_t sentence = first; sentence < last; ++sentence) {
@@ -149,31 +185,32 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
                     signs |= size;
                 }
                 if (signs < 0) return fail(MappingFault::negative_size, document);
-                if (most > kLengthy) {
+                if (looked_at && most > kLengthy) {
                     result.lengthy += epoch == 0;
                     continue;
                 }
             }
-            if (left < fewest) continue;
+            if (count < fewest) continue;
             if (!kBlocks) target = draw_target();
-            std::int64_t start = first, tokens = 0, sentences = 0;
-            for (std::int64_t sentence = first; sentence < last; ++sentence) {
-                const std::int32_t size = sizes[sentence];
-                if (size < 0) return fail(MappingFault::negative_size, document);
-                tokens += size;
-                ++sentences;
-                --left;
-                if (!(tokens >= target && left >= leave && sentences >= fewest) && left != 0) continue;
-                if (!rows.reserve_one()) return fail(MappingFault::out_of_memory, document);
+            std::int64_t start = first, tokens = 0;
+            const auto close = [&](std::int64_t end) {
+                if (!rows.reserve_one()) return false;
                 Row* row = rows.data + rows.size++ * kColumns;
                 row[0] = static_cast<Row>(start);
-                row[1] = static_cast<Row>(sentence + 1);
+                row[1] = static_cast<Row>(end);
                 row[2] = static_cast<Row>(kBlocks ? document : target);
                 if (kBlocks) row[kColumns - 1] = static_cast<Row>(block++);
                 if (!kBlocks) target = draw_target();
-                start = sentence + 1;
-                tokens = sentences = 0;
+                start = end;
+                tokens = 0;
+                return true;
+            };
+            for (std::int64_t end = first + 1; end <= last - leave; ++end) {
+                tokens += sizes[end - 1];
+                if (tokens >= target && end - start >= fewest && !close(end))
+                    return fail(MappingFault::out_of_memory, document);
             }
+            if (start < last && !close(last)) return fail(MappingFault::out_of_memory, document);
         }
         // An epoch without a row means that no document qualifies, and none will in a later epoch.
         if (rows.size == before) {

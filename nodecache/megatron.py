@@ -26,9 +26,17 @@ _DEFAULT_ROOT = Path("/tmp") / f"nodecache_{os.getuid()}"
 _HELPER_CACHE_ROOT = _DEFAULT_ROOT
 
 _NAME = "nodecache_megatron"
-_SOURCES = ("binding.cpp", "blend.cpp", "mapping.cpp", "samples.cpp")
+_SOURCES = (  # the longest first
+    "binding.cpp",
+    "blend_avx512.cpp",
+    "blend_avx2.cpp",
+    "blend_plain.cpp",
+    "mapping.cpp",
+    "blend.cpp",
+    "samples.cpp",
+)
 _CFLAGS = (
-    "-O3",
+    "-O2",
     "-std=c++17",
     "-fvisibility=hidden",
     "-ffp-contract=off",  # an error is rounded after each operation, as Megatron-core's wheel does it
@@ -67,7 +75,6 @@ def compile_helper() -> ModuleType:
             _NAME,
             [folder / name for name in _SOURCES],
             extra_cflags=_CFLAGS,
-            frameworks=("pybind11",),
             root=Path(_HELPER_CACHE_ROOT) if moved else None,
         )
         with _modules_lock:

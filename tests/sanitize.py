@@ -28,7 +28,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from nodecache.megatron import _CFLAGS, _SOURCES  # noqa: E402
-from nodecache.packages import package_folder  # noqa: E402
 from tests.megatron_rules import KINDS, blend_arrays, blended, exhausted, same, slow_blend  # noqa: E402
 
 SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
@@ -47,17 +46,15 @@ def build(place: Path, csrc: Path) -> dict[str, Path]:
     """Compile everything, two at a time or as many as there are cores; the modules by name."""
     broken = place / "broken"
     broken.mkdir()
-    changed = 0
-    for path in csrc.iterdir():
-        text = path.read_text()
-        changed += text.count(BROKEN[0])
-        (broken / path.name).write_text(text.replace(*BROKEN))
-    assert changed, "there is nothing left to break"
+    texts = {path.name: path.read_text() for path in csrc.iterdir()}
+    assert any(BROKEN[0] in text for text in texts.values()), "there is nothing left to break"
+    for name, text in texts.items():
+        (broken / name).write_text(text.replace(*BROKEN))
 
     def compile_one(name: str, source: Path, flags: tuple[str, ...]) -> Path:
         target = place / f"{name}-{source.stem}.o"
-        include = ["-isystem", f"{package_folder('pybind11')}/include", "-isystem", sysconfig.get_path("include")]
         define = "-DNODECACHE_MODULE_NAME=helpers"
+        include = ["-isystem", sysconfig.get_path("include")]
         subprocess.run(["c++", *flags, "-fPIC", define, *include, "-c", source, "-o", target], check=True)
         return target
 
@@ -68,16 +65,19 @@ def build(place: Path, csrc: Path) -> dict[str, Path]:
         return target
 
     rest = [name for name in _SOURCES if name != "blend.cpp"]
+    searches = [name for name in _SOURCES if name.startswith("blend")]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        checked = [pool.submit(compile_one, "checked", csrc / name, CHECKED) for name in rest]
+        checked = {name: pool.submit(compile_one, "checked", csrc / name, CHECKED) for name in rest}
         bare = [pool.submit(compile_one, "bare", csrc / name, BARE) for name in _SOURCES]
         blends = {
             width: pool.submit(compile_one, width, csrc / "blend.cpp", (*CHECKED, *filter(None, [flag])))
             for width, flag in WIDTHS.items()
         }
-        blends["broken"] = pool.submit(compile_one, "broken", broken / "blend.cpp", CHECKED)
-    shared = [each.result() for each in checked]
-    modules = {name: link(name, [*shared, one.result()], SANITIZERS) for name, one in blends.items()}
+        changed = [pool.submit(compile_one, "broken", broken / name, CHECKED) for name in searches]
+    objects = {name: each.result() for name, each in checked.items()}
+    modules = {name: link(name, [*objects.values(), one.result()], SANITIZERS) for name, one in blends.items()}
+    whole = [path for name, path in objects.items() if name not in searches]
+    modules["broken"] = link("broken", [*whole, *(each.result() for each in changed)], SANITIZERS)
     modules["bare"] = link("bare", [each.result() for each in bare], ())
     return modules
 

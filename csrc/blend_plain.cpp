@@ -1,0 +1,44 @@
+// The search with two errors in a vector, which any 64-bit CPU has.
+#include "blend_sets.h"
+
+#define NODECACHE_TARGET
+#define NODECACHE_UNROLL  // there are not so many registers
+#define NODECACHE_METHOD inline __attribute__((always_inline))
+#define NODECACHE_INLINE static NODECACHE_METHOD
+
+namespace nodecache {
+namespace {
+
+constexpr int kLanes = 2;
+constexpr int kWidths[] = {2, 4, 8, 16, 32};
+constexpr int kFew = 32;
+typedef double Vector __attribute__((vector_size(16)));
+NODECACHE_INLINE Vector load(const double* p) { return Vector{p[0], p[1]}; }
+NODECACHE_INLINE void store(double* p, Vector v) {
+    p[0] = v[0];
+    p[1] = v[1];
+}
+NODECACHE_INLINE Vector fill(double x) { return Vector{x, x}; }
+NODECACHE_INLINE Vector mul(Vector a, Vector b) { return a * b; }
+NODECACHE_INLINE Vector sub(Vector a, Vector b) { return a - b; }
+NODECACHE_INLINE Vector add(Vector a, Vector b) { return a + b; }
+NODECACHE_INLINE Vector div(Vector a, Vector b) { return a / b; }
+NODECACHE_INLINE Vector max(Vector a, Vector b) { return a > b ? a : b; }
+NODECACHE_INLINE Vector spread_max(Vector v) { return max(v, Vector{v[1], v[0]}); }
+NODECACHE_INLINE double one(Vector v) { return v[0]; }
+NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) { return a == b ? v + 1 : v; }
+NODECACHE_INLINE Vector choose_where_equal(Vector other, Vector v, Vector a, Vector b) { return a == b ? v : other; }
+NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
+    const auto lanes = a == b;
+    return static_cast<unsigned>((lanes[0] & 1) | (lanes[1] & 2));
+}
+NODECACHE_INLINE unsigned below(Vector a, Vector b) {
+    const auto lanes = a < b;
+    return static_cast<unsigned>((lanes[0] & 1) | (lanes[1] & 2));
+}
+
+}  // namespace
+}  // namespace nodecache
+
+#define NODECACHE_SEARCH search_plain
+#include "blend_search.h"
