@@ -9,16 +9,19 @@
 namespace nodecache {
 namespace {
 
-Everybody make_pool(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size) {
+Everybody meet(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size) {
     Everybody all{};
+    all.weights = weights;
+    all.limits = limits;
+    all.count = count;
     all.drawn = std::make_unique<double[]>(count);
     all.head = std::make_unique<std::uint16_t[]>(count);
     all.after = std::make_unique<std::uint16_t[]>(count);
     std::uint16_t* const last = all.head.get();  // of the ring so far, at its leader
     std::uint16_t* const after = all.after.get();
-    const double heaviest = *std::max_element(weights, weights + count);
+    all.heaviest = *std::max_element(weights, weights + count);
     // Beyond 2^51 one draw more may not change the rounded error, and the ring's order would not be the rule's.
-    const bool rings = heaviest * static_cast<double>(std::max<std::int64_t>(size, 1)) < 0x1p51;
+    const bool rings = all.heaviest * static_cast<double>(std::max<std::int64_t>(size, 1)) < 0x1p51;
     // The leaders by a hash of their weights: sorting thousands would take longer than drawing a sample of each.
     const std::size_t room = 2 * static_cast<std::size_t>(count);
     const auto leader_of = std::make_unique<std::uint16_t[]>(room);
@@ -47,7 +50,6 @@ Everybody make_pool(const double* weights, const std::int64_t* limits, std::int3
         }
     }
     for (std::int32_t j = 0; j < count; ++j) all.head[j] = static_cast<std::uint16_t>(j);
-    all.pool = {weights, limits, count, heaviest, all.drawn.get(), all.head.get(), after};
     return all;
 }
 
@@ -55,7 +57,7 @@ Everybody make_pool(const double* weights, const std::int64_t* limits, std::int3
 
 void blend(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size, BlendOutput out,
            Poll& poll) {
-    Everybody all = make_pool(weights, limits, count, size);
+    Everybody all = meet(weights, limits, count, size);
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return search_avx512(all, size, out, poll);

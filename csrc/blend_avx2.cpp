@@ -16,7 +16,9 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr int kWidths[] = {1, 2, 4, 8, 16};
-constexpr int kFew = 16 * kLanes;
+constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
+constexpr int kSteps = 24;       // between two looks at everybody
+constexpr int kLongSteps = 24;   // the same where that takes long
 using Vector = __m256d;
 NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm256_loadu_pd(p); }
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm256_storeu_pd(p, v); }

@@ -16,7 +16,9 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kWidths[] = {1, 2, 4, 8, 13};  // vectors of slots; what the registers hold
-constexpr int kFew = 13 * kLanes;            // leaders for whom comparing all is quicker than a calendar
+constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
+constexpr int kSteps = 24;       // between two looks at everybody
+constexpr int kLongSteps = 48;   // the same where that takes long
 using Vector = __m512d;
 NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm512_loadu_pd(p); }
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm512_storeu_pd(p, v); }

@@ -11,7 +11,9 @@ namespace {
 
 constexpr int kLanes = 2;
 constexpr int kWidths[] = {2, 4, 8, 16, 32};
-constexpr int kFew = 32;
+constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
+constexpr int kSteps = 8;       // between two looks at everybody
+constexpr int kLongSteps = 16;   // the same where that takes long
 typedef double Vector __attribute__((vector_size(16)));
 NODECACHE_INLINE Vector load(const double* p) { return Vector{p[0], p[1]}; }
 NODECACHE_INLINE void store(double* p, Vector v) {

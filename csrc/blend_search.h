@@ -1,13 +1,15 @@
 // The search itself. One file for each vector width includes it, after it has defined load, store, mul and the rest.
 //
-// Comparing all datasets at every step is what takes the time, so only a few, in the slots, are. An error is a straight
-// line until its dataset is drawn: so it is known for everybody else before which step it cannot be above a given line of
-// errors, and the calendar lets them into the slots by then. Whoever is above the line in a slot is the winner of all.
-// Once nobody is, or the slots are full, a new calendar with a better line is made. Where there are many datasets, the
-// slots' line and calendar are only for those near it, and a second, lower line and its calendar tell who these are.
+// Comparing all datasets at every step is what takes the time, so only a few, in the slots, are. An error never falls until
+// its dataset is drawn, along a straight line: whoever is not above a given line of errors at the first and the last of some
+// steps is not above it in between. So before each group of steps one look at everybody finds who may be, and these are
+// compared at each of the steps. Whoever is above the line there is the winner of all. If nobody is, all are compared once,
+// and a new group begins, with a lower line.
 //
-// Everything that decides is computed as the rule says. Rounding is monotone, so an error that is below the floor at both
-// ends of some steps is not above the line in between, which is higher by what rounding may do.
+// Where there are many datasets, looking at all takes long, so that is done for a larger group of steps, and those found
+// are the ones among whom the slots' candidates are looked for.
+//
+// Everything that decides is computed as the rule says. A line carries a margin for what rounding may do between its ends.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +17,62 @@
 namespace nodecache {
 namespace {
 
-constexpr unsigned kAll = (1u << kLanes) - 1;
+struct Work {
+    Everybody& all;
+    BlendOutput out;
+    Poll& poll;
+};
+
+// Leaders among whom the next to be drawn is, by numbers of their own: everybody, or a set.
+struct Pool {
+    const double* weights;
+    double* drawn;
+    const std::int32_t* leaders;  // of each number; null where it is the number itself
+    std::int32_t count;
+
+    std::int32_t leader(std::int32_t number) const { return leaders ? leaders[number] : number; }
+};
+
+// Some of a pool.
+template <int kMost>
+struct Set {
+    static constexpr int kRoom = kMost;
+    alignas(64) double weight[kMost];
+    alignas(64) double drawn[kMost];
+    std::int32_t number[kMost];  // in the pool
+    int used = 0;
+};
+
+// A line of errors over the steps.
+struct Line {
+    double begin = 0, low = -kInfinity, slope = 0;
+    double at(double step) const { return low + slope * (step - begin); }
+};
+
+// What is known of the next group of steps, and of the line that it should have.
+struct Guess {
+    std::int64_t steps;        // in the group
+    double low = -kInfinity;   // of the line at its first step
+    double slope = 0;          // per step
+    double reserve = 0;        // what it is to be below the lowest error that is drawn
+    double floor = kInfinity;  // the lowest that was, as it would be at the end of the last group; infinite if not known
+    double spread = 0;         // of the errors above the last line
+    int failures = 0;          // groups in a row in which nobody was above it at the first step
+};
+
+struct Slots : Set<kWidths[4] * kLanes> {
+    static int most_steps(std::int32_t count) { return count <= 256 ? kSteps : kLongSteps; }
+};
+
+struct Near : Set<2048> {
+    static int most_steps(std::int32_t) { return 512; }
+    Slots slots;
+    Guess guess{kSteps};  // for the slots
+};
+
+constexpr std::int32_t kMany = 512;  // leaders from which on it pays to look at those near the line only
+
+NODECACHE_INLINE double step_of(std::int64_t i) { return static_cast<double>(i > 1 ? i : 1); }
 
 // Some leaders' errors over the steps.
 struct Rays {
@@ -33,264 +90,136 @@ NODECACHE_TARGET NODECACHE_INLINE Rays rays(const Pool& pool, std::int32_t j) {
     return {load(weight), load(drawn)};
 }
 
-NODECACHE_TARGET static double best_of_all(const Pool& pool, double step) {
+// Draws from a leader's ring.
+NODECACHE_TARGET static void take(Work& work, Pool& pool, std::int32_t number, std::int64_t i) {
+    const std::int32_t leader = pool.leader(number);
+    const double drawn = pool.drawn[number];
+    const std::uint16_t head = work.all.head[leader], after = work.all.after[head];
+    work.out.dataset[i * work.out.dataset_stride] = static_cast<std::int16_t>(head);
+    work.out.sample[i * work.out.sample_stride] = static_cast<std::int64_t>(drawn);
+    work.all.head[leader] = after;
+    if (after > head) return;
+    const bool spent = work.all.limits && work.all.limits[leader] == static_cast<std::int64_t>(drawn) + 1;
+    pool.drawn[number] = work.all.drawn[leader] = spent ? kInfinity : drawn + 1;
+}
+
+// Draws from all of a pool if somebody is above `under`. Returns the winner's error, or minus infinity.
+NODECACHE_TARGET static double draw_one(Work& work, Pool& pool, const Line& under, std::int64_t i) {
+    const double step = step_of(i);
     Vector best = fill(-kInfinity);
     for (std::int32_t j = 0; j < pool.count; j += kLanes) best = max(rays(pool, j).at(fill(step)), best);
-    return one(spread_max(best));
-}
-
-NODECACHE_TARGET static std::uint16_t winner_of_all(const Pool& pool, double step, double best) {
-    std::uint16_t leader = kNobody;
+    const double error = one(spread_max(best));
+    work.poll.spend(pool.count);
+    if (!(error > under.at(step))) return -kInfinity;
+    std::int32_t winner = -1;
     for (std::int32_t j = 0; j < pool.count; j += kLanes)
-        for (unsigned in = equal(rays(pool, j).at(fill(step)), fill(best)); in; in &= in - 1) {
-            const auto other = static_cast<std::uint16_t>(j + __builtin_ctz(in));
-            if (leader == kNobody || pool.head[other] < pool.head[leader]) leader = other;
+        for (unsigned in = equal(rays(pool, j).at(fill(step)), fill(error)); in; in &= in - 1) {
+            const std::int32_t other = j + __builtin_ctz(in);
+            const auto head = [&](std::int32_t number) { return work.all.head[pool.leader(number)]; };
+            if (winner < 0 || head(other) < head(winner)) winner = other;
         }
-    return leader;
+    take(work, pool, winner, i);
+    return error;
 }
 
-// Draws once from all if somebody is above `under`; tells the leader, or nobody.
-NODECACHE_TARGET static std::uint16_t draw_one(Pool& pool, const Line& under, std::int64_t i, BlendOutput out, Poll& poll,
-                                               double& best) {
-    const double step = static_cast<double>(i > 1 ? i : 1), most = best_of_all(pool, step);
-    poll.spend(pool.count);
-    if (!(most > under.at(step))) return kNobody;
-    best = most;
-    const std::uint16_t leader = winner_of_all(pool, step, best);
-    const std::uint16_t head = pool.head[leader], after = pool.after[head];
-    const double drawn = pool.drawn[leader];
-    out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(head);
-    out.sample[i * out.sample_stride] = static_cast<std::int64_t>(drawn);
-    pool.head[leader] = after;
-    if (after > head) return leader;
-    pool.drawn[leader] = drawn + 1;
-    if (pool.limits && pool.limits[leader] == static_cast<std::int64_t>(drawn) + 1) pool.drawn[leader] = kInfinity;
-    return leader;
-}
-
-NODECACHE_TARGET NODECACHE_INLINE void sit(const Pool& pool, Slots& slots, int s, std::uint16_t leader) {
-    const double drawn = pool.drawn[leader];
-    const std::uint16_t head = pool.head[leader];
-    const std::int64_t limit = pool.limits ? pool.limits[leader] : std::numeric_limits<std::int64_t>::max();
-    const std::int64_t count = drawn < kInfinity ? static_cast<std::int64_t>(drawn) : limit;
-    slots.weight[s] = pool.weights[leader];
-    slots.drawn[s] = drawn;
-    slots.seat[s] = {count, limit, leader, head};
-    slots.special.set(s, pool.after[head] != head || count >= limit - 1);
-}
-
-NODECACHE_TARGET NODECACHE_INLINE void sit(const Pool& pool, Near& near, int s, std::uint16_t leader) {
-    near.weight[s] = pool.weights[leader];
-    near.drawn[s] = pool.drawn[leader];
-    near.limit[s] = pool.limits ? pool.limits[leader] : 0;
-    near.head[s] = pool.head[leader];
-    near.leader[s] = leader;
-}
-
-// Writes back what was drawn.
-NODECACHE_TARGET NODECACHE_INLINE void settle(Pool& pool, const Slots& slots, int s) {
-    pool.drawn[slots.seat[s].leader] = slots.drawn[s];
-    pool.head[slots.seat[s].leader] = slots.seat[s].head;
-}
-
-NODECACHE_TARGET NODECACHE_INLINE void settle(Pool& pool, const Near& near, int s) {
-    pool.drawn[near.leader[s]] = near.drawn[s];
-    pool.head[near.leader[s]] = near.head[s];
-}
-
-NODECACHE_TARGET NODECACHE_INLINE void move(Slots& slots, int to, int from) {
-    slots.seat[to] = slots.seat[from];
-    slots.weight[to] = slots.weight[from];
-    slots.drawn[to] = slots.drawn[from];
-    slots.special.set(to, slots.special.has(from));
-}
-
-NODECACHE_TARGET NODECACHE_INLINE void move(Near& near, int to, int from) {
-    near.weight[to] = near.weight[from];
-    near.drawn[to] = near.drawn[from];
-    near.limit[to] = near.limit[from];
-    near.head[to] = near.head[from];
-    near.leader[to] = near.leader[from];
-}
-
-NODECACHE_INLINE std::uint16_t leader_in(const Slots& slots, int s) { return slots.seat[s].leader; }
-NODECACHE_INLINE std::uint16_t leader_in(const Near& near, int s) { return near.leader[s]; }
-
-template <class Set>
-NODECACHE_TARGET NODECACHE_INLINE bool enter(const Pool& pool, Set& set, std::uint16_t leader) {
-    if (set.used == Set::kRoom) return false;
-    sit(pool, set, set.used++, leader);
+// Fills a set with whoever is above a line that begins at `low`; false if it cannot hold them. `top` is the largest height.
+template <class Some>
+NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, double rise, double first, double last,
+                                      double& top) {
+    const Vector begin = fill(first), end = fill(last), up = fill(rise), bound = fill(low);
+    Vector most = fill(-kInfinity);
+    const auto look = [&](const Rays& here) NODECACHE_TARGET {
+        const Vector height = max(here.at(begin), sub(here.at(end), up));  // above the low end of the line, at both ends
+        most = max(height, most);
+        return static_cast<std::uint64_t>(below(bound, height));
+    };
+    set.used = 0;
+    for (std::int32_t j = 0; j < pool.count; j += 64) {  // so many, because one branch for each vector takes longer
+        std::uint64_t in = 0;
+        if (j + 64 <= pool.count)
+            for (int k = 0; k < 64; k += kLanes) in |= look({load(pool.weights + j + k), load(pool.drawn + j + k)}) << k;
+        else
+            for (int k = 0; j + k < pool.count; k += kLanes) in |= look(rays(pool, j + k)) << k;
+        if (set.used + __builtin_popcountll(in) > Some::kRoom) return false;
+        for (; in; in &= in - 1) {
+            const std::int32_t number = j + __builtin_ctzll(in);
+            set.weight[set.used] = pool.weights[number];
+            set.drawn[set.used] = pool.drawn[number];
+            set.number[set.used++] = number;
+        }
+    }
+    top = one(spread_max(most));
     return true;
 }
 
-template <class Set>
-NODECACHE_TARGET static void settle_all(Pool& pool, const Set& set) {
-    for (int s = 0; s < set.used; ++s) settle(pool, set, s);
-}
-
-// Where leaders belong at `step`: in one of the calendar's lists if they are below its floor now and can be above it only
-// after, nowhere if they cannot be before it ends, or, where that cannot be told and otherwise, in the set.
-struct Places {
-    unsigned listed, nowhere;
-    double list[kLanes];
+struct Contender {
+    double error;
+    std::int32_t number;
 };
 
-NODECACHE_TARGET NODECACHE_INLINE Places places(const Calendar& calendar, int group, Rays leaders, double step) {
-    const Line& floor = calendar.floor;
-    const Vector begin = fill(floor.begin), slope = fill(floor.slope), low = fill(floor.low);
-    const Vector above = sub(fill(floor.at(step)), leaders.at(fill(step)));
-    const Vector rest = div(above, sub(leaders.weight, slope));
-    const Vector groups = mul(add(fill(step - floor.begin), rest), fill(1.0 / group));
-    // Rounded down: to the nearest after somewhat more than a half.
-    const Vector list = sub(add(sub(groups, fill(0.501)), fill(0x1.8p52)), fill(0x1.8p52));
-    // The end of the steps before the list's first one; the leader must be below the floor there.
-    const Vector before = add(mul(list, fill(group)), fill(floor.begin - 1));
-    Places result;
-    store(result.list, list);
-    const unsigned under = below(fill(0), above);
-    result.nowhere = under & below(leaders.at(fill(calendar.end)), fill(floor.at(calendar.end)));
-    result.listed = under & below(fill(step - 1), before) & below(list, fill(calendar.lists)) &
-                    below(leaders.at(before), add(low, mul(slope, sub(before, begin)))) & ~result.nowhere;
-    return result;
-}
-
-// Puts a leader there; false if the set is full.
-template <class Set>
-NODECACHE_TARGET NODECACHE_INLINE bool put(const Pool& pool, Calendar& calendar, Set& set, std::uint16_t leader,
-                                           const Places& places, int lane) {
-    if (places.nowhere >> lane & 1) return true;
-    if (!(places.listed >> lane & 1)) return enter(pool, set, leader);
-    std::uint16_t& first = calendar.first[static_cast<int>(places.list[lane])];
-    calendar.next[leader] = first;
-    first = leader;
-    return true;
-}
-
-// Puts whoever is below the floor at `step` back into the calendar. False if somebody is left out because the set is full.
-template <class Set>
-NODECACHE_TARGET static bool leave(Pool& pool, Calendar& calendar, Set& set, double step) {
-    double weight[Set::kRoom + kLanes], drawn[Set::kRoom + kLanes];
-    std::uint16_t leader[Set::kRoom];
+// Who has the wanted rank among the errors at a step, or the least of all where there are not so many.
+template <int kWanted>
+NODECACHE_TARGET static Contender ranked(const Pool& pool, double step) {
+    constexpr int kEnough = 2 * kWanted;
+    Contender found[kEnough + kLanes];
+    double low = -kInfinity;
     int size = 0;
-    const Vector now = fill(step), floor = fill(calendar.floor.at(step));
-    // From the last one on, so that whoever moves into a place that is left has been looked at.
-    for (int v = (set.used - 1) / kLanes * kLanes; v >= 0; v -= kLanes)
-        for (unsigned out = below(Rays{load(set.weight + v), load(set.drawn + v)}.at(now), floor); out;) {
-            const int s = v + 31 - __builtin_clz(out);
-            out ^= 1u << (s - v);
-            if (s >= set.used) continue;
-            weight[size] = set.weight[s];
-            drawn[size] = set.drawn[s];
-            leader[size] = leader_in(set, s);
-            size += drawn[size] < kInfinity;
-            settle(pool, set, s);
-            move(set, s, --set.used);
-        }
-    bool fits = true;
-    for (int v = 0; v < size; v += kLanes) {
-        const Places where = places(calendar, Set::kGroup, {load(weight + v), load(drawn + v)}, step);
-        for (int lane = 0; lane < kLanes && v + lane < size; ++lane)
-            fits = put(pool, calendar, set, leader[v + lane], where, lane) && fits;
+    const auto cut = [&](int wanted) {
+        std::nth_element(found, found + wanted - 1, found + size,
+                         [](const Contender& a, const Contender& b) { return a.error > b.error; });
+        size = wanted;
+        low = found[wanted - 1].error;
+    };
+    for (std::int32_t j = 0; j < pool.count; j += kLanes) {
+        double errors[kLanes];
+        const Vector here = rays(pool, j).at(fill(step));
+        unsigned in = below(fill(low), here);
+        if (!in) continue;
+        store(errors, here);
+        for (; in; in &= in - 1) found[size++] = {errors[__builtin_ctz(in)], j + __builtin_ctz(in)};
+        if (size >= kEnough) cut(kWanted);
     }
-    return fits;
+    if (size == 0) return {-kInfinity, 0};
+    cut(std::min(size, kWanted));
+    return found[size - 1];
 }
 
-// Finds the wanted number of leaders with the largest errors, and tells who has the least of these. Those above the
-// calendar's guess are looked at first, and all where they are too few.
-template <int kMost>
-NODECACHE_TARGET static Contender last_of_the_best(const Pool& pool, double step, Calendar& calendar) {
-    int wanted = calendar.wanted;
-    double guess = calendar.guess;
-    Contender found[kMost + kLanes];
-    const auto larger = [](const Contender& a, const Contender& b) { return a.error > b.error; };
-    for (;; guess = -kInfinity) {
-        const Vector now = fill(step);
-        double bound = guess;
-        int size = 0;
-        for (std::int32_t j = 0; j < pool.count; j += kLanes) {
-            for (unsigned in = kAll ^ below(rays(pool, j).at(now), fill(bound)); in; in &= in - 1) {
-                const std::int32_t k = j + __builtin_ctz(in);
-                if (k >= pool.count || !(pool.drawn[k] < kInfinity)) continue;
-                const double error = pool.weights[k] * step - pool.drawn[k];
-                if (!(error < bound)) found[size++] = {error, static_cast<std::uint16_t>(k)};
-            }
-            if (size >= kMost) {
-                std::nth_element(found, found + wanted - 1, found + size, larger);
-                size = wanted;
-                bound = found[wanted - 1].error;
-            }
+// Fills a set for the steps up to `stop`, or up to an earlier one; returns a line that nobody else is above till then, and
+// that is nowhere below `under`.
+template <class Some>
+NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& guess, Some& set, const Line& under,
+                                    std::int64_t i, std::int64_t& stop) {
+    const double first = step_of(i);
+    double last, rise, top = 0;
+    bool selected = false;
+    for (;; selected = true) {
+        last = step_of(stop - 1);
+        guess.low = std::max(guess.low, under.at(first));
+        if (guess.low + guess.slope * (last - first) < under.at(last) && last > first)
+            guess.slope = (under.at(last) - guess.low) / (last - first);
+        rise = guess.slope * (last - first);
+        if (fill_set(pool, set, guess.low, rise, first, last, top)) break;
+        guess.reserve *= 0.7;
+        const Contender least = ranked<Some::kRoom / 2>(pool, first);
+        if (!selected) {
+            // The line of somebody of a middle rank, until that one is drawn.
+            guess.low = least.error;
+            guess.slope = pool.weights[least.number];
+        } else {
+            guess.steps = std::max<std::int64_t>(1, guess.steps / 2);
+            stop = std::min(stop, i + guess.steps);
         }
-        if (size < wanted && guess > -kInfinity) continue;
-        if (size == 0) return {-kInfinity, 0};
-        wanted = std::min(wanted, size);
-        std::nth_element(found, found + wanted - 1, found + size, larger);
-        calendar.top = std::min_element(found, found + wanted, larger)->error;
-        return found[wanted - 1];
     }
-}
-
-// Makes a calendar for the steps from i on, up to `stop` at most, with a line that is nowhere below `under`. False if the
-// set cannot hold all who are above any useful line.
-template <class Set>
-NODECACHE_TARGET static bool make_calendar(Pool& pool, Calendar& calendar, Set& set, const Line& under, std::int64_t i,
-                                           std::int64_t stop, Poll& poll) {
-    constexpr int kGroup = Set::kGroup;
-    const double step = static_cast<double>(i > 1 ? i : 1);
-    for (int attempt = 0; attempt < 3; ++attempt) {
-        poll.spend(2 * pool.count);
-        const Contender least = last_of_the_best<256 * Set::kUnit>(pool, step, calendar);
-        calendar.low = least.error;
-        calendar.rise = pool.weights[least.leader];
-        calendar.lists = static_cast<int>(std::min<std::int64_t>(calendar.span, (stop - i + kGroup - 1) / kGroup));
-        const double end = step + calendar.lists * kGroup;
-        Line& floor = calendar.floor = {step, least.error, calendar.trend};
-        if (!(floor.low >= under.at(step))) floor.low = under.at(step);
-        if (!(floor.at(end) >= under.at(end))) floor.slope = (under.at(end) - floor.low) / (end - step);
-        const double low = floor.low, high = floor.at(end);
-        // Rounding moves an error, an end of a line or a point between them by less than this.
-        const double margin = 0x1p-49 * (pool.heaviest * end + std::fabs(low) + std::fabs(high) + 1e-300);
-        calendar.line = {step, low + margin, floor.slope};
-        calendar.end = end;
-        std::fill(calendar.first.get(), calendar.first.get() + calendar.lists, kNobody);
-        set.used = 0;
-        bool fits = true;
-        const Vector first = fill(step), last = fill(end), floor_first = fill(low), floor_last = fill(high);
-        for (std::int32_t j = 0; j < pool.count && fits; j += kLanes) {
-            const Rays here = rays(pool, j);
-            unsigned in = kAll ^ (below(here.at(first), floor_first) & below(here.at(last), floor_last));
-            if (!in) continue;
-            const Places where = places(calendar, kGroup, here, step);
-            for (; in; in &= in - 1) {
-                const std::int32_t k = j + __builtin_ctz(in);
-                if (k >= pool.count || !(pool.drawn[k] < kInfinity)) continue;
-                fits = fits && put(pool, calendar, set, static_cast<std::uint16_t>(k), where, __builtin_ctz(in));
-            }
-        }
-        if (fits && set.used < Set::kRoom - 2 * kGroup) return true;
-        calendar.trend = calendar.rise;
-        calendar.wanted = std::max(4 * Set::kUnit, calendar.wanted / 2);
-        calendar.span = std::max(1, calendar.span / 8);
+    if (guess.low == -kInfinity) {  // nobody is left out
+        for (int s = 0; s < set.used; ++s) top = std::min(top, set.weight[s] * first - set.drawn[s]);
+        guess.low = top - 1;
+        selected = true;
     }
-    return false;
-}
-
-// Draws from a slot whose draw is not simply one draw more, and among several slots that are equally far behind.
-NODECACHE_TARGET static void draw_special(Pool& pool, Slots& slots, const Some& best, std::int64_t i, BlendOutput out) {
-    int slot = -1;
-    for (int w = 0; w * 64 < slots.used; ++w)
-        for (std::uint64_t word = best.word[w]; word; word &= word - 1) {
-            const int s = w * 64 + __builtin_ctzll(word);
-            if (slot < 0 || slots.seat[s].head < slots.seat[slot].head) slot = s;
-        }
-    Seat& seat = slots.seat[slot];
-    const std::uint16_t head = seat.head, after = pool.after[head];
-    out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(head);
-    out.sample[i * out.sample_stride] = seat.count;
-    seat.head = after;
-    if (after > head) return;
-    ++seat.count;
-    slots.drawn[slot] = seat.count < seat.limit ? slots.drawn[slot] + 1 : kInfinity;
-    if (seat.count + 1 >= seat.limit) slots.special.set(slot, true);
+    if (selected) guess.spread = top - guess.low;
+    // Rounding moves an error, an end of the line or a point between them by less than this.
+    const double high = guess.low + rise;
+    const double margin = 0x1p-49 * (work.all.heaviest * last + std::fabs(guess.low) + std::fabs(high) + 1e-300);
+    return {first, guess.low + margin, guess.slope};
 }
 
 // The largest of the lanes of each other, in a tree: a chain of them would be what a step takes.
@@ -312,17 +241,18 @@ NODECACHE_TARGET NODECACHE_INLINE void read(const Slots& slots, double step, Vec
 }
 
 // Draws from the slots from step i on; returns the first step that it has not done, before `stop` if nobody is above the
-// line there.
+// line there. `slack` becomes what the lowest error that was drawn is above the line, if that is less.
 //
 // A step can only begin when the last one's winner is known, and that takes longer than all the rest. So where there are
 // registers for it, everybody's next error is computed before that, as it will be with and without one draw more.
 template <int kVectors>
-NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const Line& line, std::int64_t i,
-                                                std::int64_t stop, BlendOutput out, double& best) {
+NODECACHE_TARGET static std::int64_t draw_group(Work& work, Pool& pool, Slots& slots, const Line& line, std::int64_t i,
+                                                std::int64_t stop, double& slack) {
     constexpr int kWords = (kVectors * kLanes + 63) / 64;
     constexpr bool kEarly = kVectors <= 4;
+    const Everybody& all = work.all;
     Vector drawn[kVectors], error[kVectors], same[kEarly ? kVectors : 1], less[kEarly ? kVectors : 1];
-    double step = static_cast<double>(i > 1 ? i : 1);
+    double step = step_of(i);
     read<kVectors>(slots, step, drawn, error);
     for (; i < stop; ++i) {
         const double next = static_cast<double>(i + 1);
@@ -334,26 +264,37 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
                 less[v] = sub(reached, add(drawn[v], fill(1)));
             }
         const Vector most = spread_max(most_of<kVectors>(error));
-        Some winners{};
+        std::uint64_t winners[kWords] = {};
         NODECACHE_UNROLL
         for (int v = 0; v < kVectors; ++v)
-            winners.word[v * kLanes / 64] |= static_cast<std::uint64_t>(equal(error[v], most)) << (v * kLanes % 64);
-        const double now_best = one(most);
-        if (__builtin_expect(!(now_best > line.at(step)), 0)) break;
-        best = now_best;
-        step = next;
+            winners[v * kLanes / 64] |= static_cast<std::uint64_t>(equal(error[v], most)) << (v * kLanes % 64);
+        const double above = one(most) - line.at(step);
+        if (__builtin_expect(!(above > 0), 0)) break;
+        slack = std::min(slack, above);
         int slot = 0, words = 0;
-        std::uint64_t odd = 0;
+        std::uint64_t more = 0;
         for (int w = 0; w < kWords; ++w) {
-            const std::uint64_t word = winners.word[w];
-            odd |= (word & (word - 1)) | (word & slots.special.word[w]);
-            words += word != 0;
-            slot = word ? w * 64 + __builtin_ctzll(word) : slot;
+            more |= winners[w] & (winners[w] - 1);
+            words += winners[w] != 0;
+            slot = winners[w] ? w * 64 + __builtin_ctzll(winners[w]) : slot;
         }
-        if (__builtin_expect(odd != 0 || words > 1, 0)) {
+        const std::int32_t number = slots.number[slot], leader = pool.leader(number);
+        const std::uint16_t head = all.head[leader];
+        const double count = pool.drawn[number];
+        const bool last = all.limits && all.limits[leader] == static_cast<std::int64_t>(count) + 1;
+        step = next;
+        if (__builtin_expect(more != 0 || words > 1 || last || all.after[head] != head, 0)) {
+            // Of several that are equally far behind, the lowest index; and a draw that is not just one more.
             NODECACHE_UNROLL
             for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
-            draw_special(pool, slots, winners, i, out);
+            for (int w = 0; w < kWords; ++w)
+                for (std::uint64_t word = winners[w]; word; word &= word - 1) {
+                    const int other = w * 64 + __builtin_ctzll(word);
+                    const auto first = [&](int s) { return all.head[pool.leader(slots.number[s])]; };
+                    if (first(other) < first(slot)) slot = other;
+                }
+            take(work, pool, slots.number[slot], i);
+            slots.drawn[slot] = pool.drawn[slots.number[slot]];
             read<kVectors>(slots, step, drawn, error);
             continue;
         }
@@ -365,114 +306,74 @@ NODECACHE_TARGET static std::int64_t draw_group(Pool& pool, Slots& slots, const 
             else
                 error[v] = sub(mul(load(slots.weight + v * kLanes), fill(next)), drawn[v]);
         }
-        Seat& seat = slots.seat[slot];
-        const std::int64_t count = seat.count;
-        out.dataset[i * out.dataset_stride] = static_cast<std::int16_t>(seat.head);
-        out.sample[i * out.sample_stride] = count;
-        seat.count = count + 1;
-        if (__builtin_expect(count + 2 >= seat.limit, 0)) slots.special.set(slot, true);
+        work.out.dataset[i * work.out.dataset_stride] = static_cast<std::int16_t>(head);
+        work.out.sample[i * work.out.sample_stride] = static_cast<std::int64_t>(count);
+        pool.drawn[number] = work.all.drawn[leader] = count + 1;
     }
-    NODECACHE_UNROLL
-    for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
     return i;
 }
 
-NODECACHE_TARGET static std::int64_t draw(Pool& pool, Slots& slots, const Line& line, std::int64_t i, std::int64_t stop,
-                                          BlendOutput out, Poll& poll, double& best) {
+NODECACHE_TARGET static std::int64_t draw(Work& work, Pool& pool, Slots& slots, const Line& line, std::int64_t i,
+                                          std::int64_t stop, double& slack) {
     constexpr decltype(&draw_group<1>) kWays[] = {draw_group<kWidths[0]>, draw_group<kWidths[1]>, draw_group<kWidths[2]>,
                                                  draw_group<kWidths[3]>, draw_group<kWidths[4]>};
-    poll.spend(16 * (stop - i));
+    work.poll.spend(16 * (stop - i));
     int way = 0;
     while (kWidths[way] * kLanes < slots.used) ++way;
     for (int s = slots.used; s < kWidths[way] * kLanes; ++s) {
         slots.weight[s] = 0;
         slots.drawn[s] = kInfinity;
     }
-    return kWays[way](pool, slots, line, i, stop, out, best);
+    return kWays[way](work, pool, slots, line, i, stop, slack);
 }
 
-template <class Set>
-NODECACHE_TARGET static std::int64_t draw_set(Pool& pool, Calendar& calendar, Set& set, const Line& under, std::int64_t i,
-                                              std::int64_t stop, BlendOutput out, Poll& poll, double& best);
+template <class Some>
+NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& guess, Some& set, const Line& under,
+                                              std::int64_t i, std::int64_t stop, double& slack);
 
-NODECACHE_TARGET static std::int64_t draw(Pool& pool, Near& near, const Line& line, std::int64_t i, std::int64_t stop,
-                                          BlendOutput out, Poll& poll, double& best) {
-    const std::int64_t* limits = pool.limits ? near.limit : nullptr;
-    Pool few{near.weight, limits, near.used, pool.heaviest, near.drawn, near.head, pool.after};
-    return draw_set(few, near.calendar, near.slots, line, i, stop, out, poll, best);
+NODECACHE_TARGET static std::int64_t draw(Work& work, Pool&, Near& near, const Line& line, std::int64_t i, std::int64_t stop,
+                                          double& slack) {
+    Pool few{near.weight, near.drawn, near.number, near.used};
+    return draw_all(work, few, near.guess, near.slots, line, i, stop, slack);
 }
 
-// Draws from a pool from step i on, with a calendar for who is in the set; returns the first step that it has not done,
-// before `stop` if nobody is above `under` there.
-template <class Set>
-NODECACHE_TARGET static std::int64_t draw_set(Pool& pool, Calendar& calendar, Set& set, const Line& under, std::int64_t i,
-                                              std::int64_t stop, BlendOutput out, Poll& poll, double& best) {
-    constexpr int kGroup = Set::kGroup, kUnit = Set::kUnit;
+// Draws from a pool from step i on, through a set; returns the first step that it has not done, before `stop` if nobody is
+// above `under` there. `slack` as before, of `under`.
+template <class Some>
+NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& guess, Some& set, const Line& under,
+                                              std::int64_t i, std::int64_t stop, double& slack) {
     while (i < stop) {
-        if (!make_calendar(pool, calendar, set, under, i, stop, poll)) {
-            // The set cannot hold all who might win: compare all, and longer each time that this happens in a row.
-            for (std::int64_t end = std::min(stop, i + (std::int64_t{1} << calendar.patience)); i < end; ++i)
-                if (draw_one(pool, under, i, out, poll, best) == kNobody) return i;
-            calendar.patience = std::min(calendar.patience + 1, 6);
-            continue;
-        }
         const std::int64_t begin = i;
-        int misses = 0, in_a_row = 0;
-        bool full = false, none = false;
-        for (int list = 0; list < calendar.lists && i < stop; ++list) {
-            for (std::uint16_t leader = calendar.first[list]; leader != kNobody && !full;) {
-                const std::uint16_t next = calendar.next[leader];
-                full = !enter(pool, set, leader);
-                leader = next;
-            }
-            if (full) break;
-            const std::int64_t end = std::min(stop, begin + (list + 1) * kGroup);
-            while (i < end) {
-                const std::int64_t from = i;
-                i = draw(pool, set, calendar.line, i, end, out, poll, best);
-                if (i == end) break;
-                in_a_row = i > from ? 1 : in_a_row + 1;
-                ++misses;
-                if (i > begin && (in_a_row > 1 || misses > Set::kPatience)) break;
-                // Nobody is above the line: one draw is made from all.
-                settle_all(pool, set);
-                const std::uint16_t leader = draw_one(pool, under, i, out, poll, best);
-                none = leader == kNobody;
-                if (none) break;
-                ++i;
-                for (int s = 0; s < set.used; ++s)
-                    if (leader_in(set, s) == leader) sit(pool, set, s, leader);
-            }
-            if (i < end) break;
-            full = !leave(pool, calendar, set, static_cast<double>(i > 1 ? i : 1));
-            if (full) break;
+        std::int64_t end = std::min(stop, i + guess.steps);
+        work.poll.spend(pool.count / 4);
+        const Line line = gather(work, pool, guess, set, under, i, end);
+        double above = kInfinity;
+        i = draw(work, pool, set, line, i, end, above);
+        if (i > begin) {
+            const double first = step_of(begin), last = step_of(i - 1);
+            slack = std::min({slack, line.at(first) + above - under.at(first), line.at(last) + above - under.at(last)});
+            guess.failures = 0;
         }
-        settle_all(pool, set);
-        const auto steps = static_cast<double>(i - begin);
-        // The trend is that from the last calendar to this one; after one that was soon over, that of the drawn errors.
-        double trend = calendar.trend;
-        if (calendar.last_steps >= kGroup / 2)
-            trend = (calendar.low - calendar.last_low) / calendar.last_steps;
-        else if (steps > 4 * kUnit)
-            trend = (best - calendar.top) / (steps - 1);
-        if (full && steps < 2 * kGroup)
-            calendar.trend = calendar.rise;
-        else if (std::fabs(trend) <= pool.heaviest)
-            calendar.trend += Set::kGain * (trend - calendar.trend);
-        calendar.last_low = calendar.low;
-        calendar.last_steps = steps;
-        if (steps >= 2 * kGroup) calendar.patience = 0;
-        calendar.guess = best - 1.5 * (calendar.top - calendar.low);
-        if (full)
-            calendar.wanted = std::max(8 * kUnit, calendar.wanted - 4 * kUnit);
-        else if (misses > Set::kPatience || in_a_row > 1)
-            calendar.wanted = std::min(40 * kUnit, calendar.wanted + 4 * kUnit);
-        else if (misses <= Set::kPatience / 2)
-            calendar.wanted = std::max(8 * kUnit, calendar.wanted - kUnit);
-        // What was cut short by `stop` tells nothing of how long a calendar lasts.
-        if (i < stop || calendar.lists == calendar.span)
-            calendar.span = std::max(2, std::min(Calendar::kMost, static_cast<int>(2 * steps / kGroup)));
-        if (none) return i;
+        const double steps = static_cast<double>(i - begin);
+        double floor = line.at(step_of(i - 1)) + above;
+        if (i == end) {
+            guess.reserve *= 0.97;
+            guess.steps = std::min<std::int64_t>(2 * guess.steps, Some::most_steps(pool.count));
+        } else {
+            guess.failures += i == begin;
+            guess.reserve = i == begin ? std::max(2 * guess.reserve, guess.spread / 4) : 1.5 * guess.reserve;
+            // Where this happens again and again, hundreds of errors are equal but for rounding, and no line is of use.
+            for (std::int64_t left = std::int64_t{1} << std::clamp(guess.failures - 2, 0, 6); left > 0 && i < stop; --left) {
+                floor = draw_one(work, pool, under, i);
+                if (floor == -kInfinity) return i;
+                slack = std::min(slack, floor - under.at(step_of(i)));
+                ++i;
+            }
+        }
+        const double trend = (floor - guess.floor) / steps;
+        if (std::fabs(trend) <= work.all.heaviest) guess.slope += (trend - guess.slope) / 4;
+        guess.floor = floor;
+        guess.low = guess.failures > 1 ? -kInfinity : floor + guess.slope - guess.reserve;
     }
     return i;
 }
@@ -480,26 +381,28 @@ NODECACHE_TARGET static std::int64_t draw_set(Pool& pool, Calendar& calendar, Se
 }  // namespace
 
 NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendOutput out, Poll& poll) {
-    constexpr std::int64_t kChunk = 1 << 14;
-    Pool& pool = all.pool;
-    double best = 0;
-    std::int64_t i = 0;
-    if (all.leaders <= kFew) {
-        Slots slots;
-        for (std::int32_t j = 0; j < pool.count; ++j)
-            if (pool.drawn[j] < kInfinity) sit(pool, slots, slots.used++, static_cast<std::uint16_t>(j));
-        while (i < size) i = draw(pool, slots, Line{}, i, std::min(size, i + kChunk), out, poll, best);
-        return;
-    }
+    Work work{all, out, poll};
+    Pool everybody{all.weights, all.drawn.get(), nullptr, all.count};
+    double slack = kInfinity;
     const auto near = std::make_unique<Near>();
-    if (all.leaders <= Near::kRoom) {
-        for (std::int32_t j = 0; j < pool.count; ++j)
-            if (pool.drawn[j] < kInfinity) enter(pool, *near, static_cast<std::uint16_t>(j));
-        draw(pool, *near, Line{}, 0, size, out, poll, best);
+    if (all.leaders > kMany) {
+        Guess guess{kSteps};
+        draw_all(work, everybody, guess, *near, Line{}, 0, size, slack);
         return;
     }
-    Calendar calendar(12 * Near::kUnit, pool.count);
-    draw_set(pool, calendar, *near, Line{}, 0, size, out, poll, best);
+    // Everybody who can be drawn is near; where these are few, in the slots.
+    double top;
+    fill_set(everybody, *near, -kInfinity, 0, 1, 1, top);
+    Pool few{near->weight, near->drawn, near->number, near->used};
+    if (all.leaders > kFew) {
+        draw_all(work, few, near->guess, near->slots, Line{}, 0, size, slack);
+        return;
+    }
+    constexpr std::int64_t kChunk = 1 << 14;
+    for (std::int64_t i = 0; i < size;) {
+        fill_set(few, near->slots, -kInfinity, 0, 1, 1, top);
+        i = draw(work, few, near->slots, Line{}, i, std::min(size, i + kChunk), slack);
+    }
 }
 
 }  // namespace nodecache

@@ -39,7 +39,7 @@ WIDTHS = {
     "avx2": "-D__builtin_cpu_supports(name)=(name[3]=='2'&&__builtin_cpu_supports(name))",
     "plain": "-D__builtin_cpu_supports(name)=0",
 }
-BROKEN = ("out.sample[i * out.sample_stride]", "out.sample[(i + 1) * out.sample_stride]")
+BROKEN = ("out.sample[i * work.out.sample_stride]", "out.sample[(i + 1) * work.out.sample_stride]")
 
 
 def build(place: Path, csrc: Path) -> dict[str, Path]:
