@@ -15,7 +15,8 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 4;
-constexpr int kWidths[] = {1, 2, 4, 8, 16};
+constexpr int kWidths[] = {1, 2, 4, 8, 12, 16};  // vectors of slots
+constexpr int kEarlyWidth = 4;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
 constexpr int kSteps = 24;       // between two looks at everybody
 constexpr int kLongSteps = 24;   // the same where that takes long

@@ -15,7 +15,8 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kWidths[] = {1, 2, 4, 8, 13};  // vectors of slots; what the registers hold
+constexpr int kWidths[] = {1, 2, 4, 6, 8, 13};  // vectors of slots
+constexpr int kEarlyWidth = 6;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
 constexpr int kSteps = 24;       // between two looks at everybody
 constexpr int kLongSteps = 48;   // the same where that takes long

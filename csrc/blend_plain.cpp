@@ -10,7 +10,8 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 2;
-constexpr int kWidths[] = {2, 4, 8, 16, 32};
+constexpr int kWidths[] = {2, 4, 8, 16, 24, 32};  // vectors of slots
+constexpr int kEarlyWidth = 4;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
 constexpr int kSteps = 8;       // between two looks at everybody
 constexpr int kLongSteps = 16;   // the same where that takes long

@@ -37,10 +37,18 @@ struct Pool {
 template <int kMost>
 struct Set {
     static constexpr int kRoom = kMost;
-    alignas(64) double weight[kMost];
-    alignas(64) double drawn[kMost];
+    alignas(64) double weight[kMost + kLanes];
+    alignas(64) double drawn[kMost + kLanes];
     std::int32_t number[kMost];  // in the pool
     int used = 0;
+
+    // Adds some who are never drawn, till there are so many.
+    NODECACHE_TARGET void pad(int size) {
+        for (int s = used; s < size; s += kLanes) {
+            store(weight + s, fill(0));
+            store(drawn + s, fill(kInfinity));
+        }
+    }
 };
 
 // A line of errors over the steps.
@@ -60,12 +68,19 @@ struct Guess {
     int failures = 0;          // groups in a row in which nobody was above it at the first step
 };
 
-struct Slots : Set<kWidths[4] * kLanes> {
+struct Slots : Set<kWidths[5] * kLanes> {
     static int most_steps(std::int32_t count) { return count <= 256 ? kSteps : kLongSteps; }
 };
 
+constexpr std::int32_t kBlock = 64;  // leaders that are looked at together
+
 struct Near : Set<2048> {
     static int most_steps(std::int32_t) { return 512; }
+    Pool pool() {
+        const int size = (used + kBlock - 1) / kBlock * kBlock;
+        pad(size);
+        return {weight, drawn, number, size};
+    }
     Slots slots;
     Guess guess{kSteps};  // for the slots
 };
@@ -134,10 +149,10 @@ NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, d
         return static_cast<std::uint64_t>(below(bound, height));
     };
     set.used = 0;
-    for (std::int32_t j = 0; j < pool.count; j += 64) {  // so many, because one branch for each vector takes longer
+    for (std::int32_t j = 0; j < pool.count; j += kBlock) {  // with one branch, for one a vector takes longer
         std::uint64_t in = 0;
-        if (j + 64 <= pool.count)
-            for (int k = 0; k < 64; k += kLanes) in |= look({load(pool.weights + j + k), load(pool.drawn + j + k)}) << k;
+        if (j + kBlock <= pool.count)
+            for (int k = 0; k < kBlock; k += kLanes) in |= look({load(pool.weights + j + k), load(pool.drawn + j + k)}) << k;
         else
             for (int k = 0; j + k < pool.count; k += kLanes) in |= look(rays(pool, j + k)) << k;
         if (set.used + __builtin_popcountll(in) > Some::kRoom) return false;
@@ -249,7 +264,7 @@ template <int kVectors>
 NODECACHE_TARGET static std::int64_t draw_group(Work& work, Pool& pool, Slots& slots, const Line& line, std::int64_t i,
                                                 std::int64_t stop, double& slack) {
     constexpr int kWords = (kVectors * kLanes + 63) / 64;
-    constexpr bool kEarly = kVectors <= 4;
+    constexpr bool kEarly = kVectors <= kEarlyWidth;
     const Everybody& all = work.all;
     Vector drawn[kVectors], error[kVectors], same[kEarly ? kVectors : 1], less[kEarly ? kVectors : 1];
     double step = step_of(i);
@@ -316,14 +331,11 @@ NODECACHE_TARGET static std::int64_t draw_group(Work& work, Pool& pool, Slots& s
 NODECACHE_TARGET static std::int64_t draw(Work& work, Pool& pool, Slots& slots, const Line& line, std::int64_t i,
                                           std::int64_t stop, double& slack) {
     constexpr decltype(&draw_group<1>) kWays[] = {draw_group<kWidths[0]>, draw_group<kWidths[1]>, draw_group<kWidths[2]>,
-                                                 draw_group<kWidths[3]>, draw_group<kWidths[4]>};
+                                                 draw_group<kWidths[3]>, draw_group<kWidths[4]>, draw_group<kWidths[5]>};
     work.poll.spend(16 * (stop - i));
     int way = 0;
     while (kWidths[way] * kLanes < slots.used) ++way;
-    for (int s = slots.used; s < kWidths[way] * kLanes; ++s) {
-        slots.weight[s] = 0;
-        slots.drawn[s] = kInfinity;
-    }
+    slots.pad(kWidths[way] * kLanes);
     return kWays[way](work, pool, slots, line, i, stop, slack);
 }
 
@@ -333,7 +345,7 @@ NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& gue
 
 NODECACHE_TARGET static std::int64_t draw(Work& work, Pool&, Near& near, const Line& line, std::int64_t i, std::int64_t stop,
                                           double& slack) {
-    Pool few{near.weight, near.drawn, near.number, near.used};
+    Pool few = near.pool();
     return draw_all(work, few, near.guess, near.slots, line, i, stop, slack);
 }
 
@@ -393,7 +405,7 @@ NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendO
     // Everybody who can be drawn is near; where these are few, in the slots.
     double top;
     fill_set(everybody, *near, -kInfinity, 0, 1, 1, top);
-    Pool few{near->weight, near->drawn, near->number, near->used};
+    Pool few = near->pool();
     if (all.leaders > kFew) {
         draw_all(work, few, near->guess, near->slots, Line{}, 0, size, slack);
         return;
