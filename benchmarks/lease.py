@@ -84,7 +84,7 @@ def by_lease(number: int, mark: str, seconds: float = 0.0) -> tuple[list[float],
             say()
             return real(self, patience)
 
-        # Forked processes copy each page that they write to first. Those of a job have pages of their own; so get them now.
+        # Forked processes copy each page that they write to first; a job's have pages of their own. So get them now.
         folder.get_or_build("bench", {"mark": "before"}, lambda _: None)
         bell.Ear.wait = saying
         folder.get_or_build("bench", inputs, lambda _: None)

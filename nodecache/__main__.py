@@ -26,16 +26,31 @@ def main(arguments: list[str] | None = None) -> int:
 
         run(words[1:])
         return 0
+    if sys.stdout is None:  # the caller closed it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     try:
-        return _command(words)
+        status = _command(words)
+        sys.stdout.flush()
     except NodecacheError as error:
         print(f"nodecache: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read has had enough; nor is there anybody to flush for
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has had enough
+        _discard_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _discard_output()
+        print(f"nodecache: The output cannot be written: {error.strerror}. Send it elsewhere.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
+    return status
+
+
+def _discard_output() -> None:
+    """Python flushes at its end, which would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(words: list[str]) -> int:

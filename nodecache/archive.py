@@ -11,6 +11,7 @@ The format is the ustar subset of POSIX.1-1988: regular files only, names of at 
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from tarfile import BLOCKSIZE, REGTYPE, USTAR_FORMAT, HeaderError, TarInfo
@@ -183,8 +184,14 @@ def _agreed(place: str, key: str) -> tuple[dict[str, Any], Inputs]:
         manifest = entry.read_manifest(place)
         if manifest is None:
             raise ValueError("it cannot be read")
-        if any(not isinstance(manifest[name], str) for name in ("name", "kind", "recipe", "key")):
-            raise ValueError("it has no name")
+        for name in ("name", "kind", "recipe", "key"):
+            if not isinstance(manifest[name], str) or not manifest[name].isprintable():
+                raise ValueError(f"its {name} is no text of one line")
+        if not isinstance(manifest["builder"], dict) or not {"pid", "host", "rank"} <= set(manifest["builder"]):
+            raise ValueError("it does not say who built it")
+        for name in ("started", "seconds"):
+            if not isinstance(manifest[name], int | float) or not math.isfinite(manifest[name]):
+                raise ValueError(f"{name} is no number")
         items = [(str(name), str(value)) for name, value in manifest["items"]]
         inputs = Inputs.parse([str(line) for line in manifest["inputs"]])
         if digest_items(items) != manifest["recipe"]:

@@ -79,7 +79,13 @@ def app() -> None:
 @app.command(short_help="The builds going on now, and who waits.")
 @_AS_JSON
 @click.option("--watch", is_flag=True, help="Go on showing it, until Ctrl-C.")
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks of --watch.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="Seconds between two looks of --watch.",
+)
 def status(as_json: bool, watch: bool, interval: float) -> int:
     """Show the builds going on now: who, for how long, how far, who waits.
 
@@ -89,11 +95,14 @@ def status(as_json: bool, watch: bool, interval: float) -> int:
     \b
     nodecache status --watch
     nodecache status --json | jq '.builds[].step'
+    nodecache status --json --watch        # one document a line
     """
-    from nodecache.status import builds, exit_status, text
+    from nodecache.status import builds, exit_status, record, text
 
     if not watch:
         return show_status(as_json=as_json)
+    if interval != interval:  # noqa: PLR0124 - not a number, which no range keeps out
+        raise click.BadParameter("nan is no time.", param_hint="'--interval'")
     # An exception in the midst of a look could be lost in whatever it looks with; a flag cannot.
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
@@ -104,8 +113,12 @@ def status(as_json: bool, watch: bool, interval: float) -> int:
                 root = contents.find_root()
                 found = builds(root) if root else []
                 code = exit_status(found)
-                show(f"{time.strftime('%H:%M:%S')}  {text(found, _root_path(), tables.width())}")
-                interrupted.wait(max(0.1, interval))
+                if as_json:
+                    click.echo(json.dumps(record(found, _root_path())))
+                    sys.stdout.flush()
+                else:
+                    show(f"{time.strftime('%H:%M:%S')}  {text(found, _root_path(), tables.width())}")
+                interrupted.wait(interval)
     finally:
         signal.signal(signal.SIGINT, before)
     return code

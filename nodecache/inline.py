@@ -45,12 +45,13 @@ def load_inline(
         The module, as :func:`nodecache.load` does.
 
     Raises:
-        SpecError: ``functions`` is neither a name, nor a list, nor a mapping of names; or as :func:`nodecache.load`.
+        SpecError: sources are no text, or ``functions`` is neither a name, nor a list, nor a mapping of names; or as
+            :func:`nodecache.load`.
 
     Concurrency: as :func:`nodecache.load`.
     """
-    text = [cpp_sources] if isinstance(cpp_sources, str) else [*cpp_sources]
-    cuda = [cuda_sources] if isinstance(cuda_sources, str) else [*(cuda_sources or ())]
+    text = _texts("cpp_sources", cpp_sources)
+    cuda = _texts("cuda_sources", cuda_sources or ())
     if functions is not None:
         text = ["#include <pybind11/pybind11.h>", *text, binding(functions)]
     try:
@@ -73,15 +74,28 @@ def load_inline(
     return module
 
 
+def _texts(what: str, value: object) -> list[str]:
+    texts = []
+    for text in [value] if isinstance(value, str) or not hasattr(value, "__iter__") else value:
+        if not isinstance(text, str):
+            raise SpecError(f"{what} is or has what is no text: {text!r:.80}. Give source text, or a list of such.")
+        texts.append(text)
+    return texts
+
+
 def _joined(parts: list[str]) -> bytes:
     return ("\n".join(parts) + "\n").encode("utf-8", "surrogateescape")
 
 
 def binding(functions: str | Sequence[str] | Mapping[str, str]) -> str:
     """The pybind11 module definition for ``functions``."""
-    if isinstance(functions, str):
-        functions = [functions]
-    documented = dict(functions) if hasattr(functions, "keys") else {function: function for function in functions}
+    documented: dict[object, object]
+    if isinstance(functions, str) or not hasattr(functions, "__iter__"):
+        documented = {functions: functions}
+    elif hasattr(functions, "keys"):
+        documented = dict(functions)
+    else:
+        documented = {function: function for function in functions}
     lines = ["PYBIND11_MODULE(NODECACHE_MODULE_NAME, m) {"]
     for function, doc in documented.items():
         if not isinstance(function, str) or not all(part.isidentifier() for part in function.split("::")):

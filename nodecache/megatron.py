@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nodecache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import ModuleType
 
     import numpy as np
@@ -145,15 +145,15 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
         None for None; else the prefixes, stripped, and either their weights or None.
 
     Raises:
-        ValueError: the list is empty, only some of the weights are numbers, or a weight is not finite or negative. The
-            message names the element.
+        ValueError: ``blend`` is no list or an empty one, only some of the weights are numbers, or a weight is negative
+            or not finite. The message names the element.
 
     Concurrency: a pure function. The rule is that of NeMo AutoModel's function of the same name.
     """
     if blend is None:
         return None
-    if isinstance(blend, str) or not blend:
-        raise ValueError(f"blend is {blend!r}: pass a list of prefixes, or of weights and prefixes in turn")
+    if isinstance(blend, str | bytes) or not isinstance(blend, Sequence) or len(blend) == 0:
+        raise ValueError(f"blend is {blend!r:.200}: pass a list of prefixes, or of weights and prefixes in turn")
     if len(blend) % 2 == 1:
         return _prefixes(blend, range(len(blend))), None
     weights = [_number(blend[k]) for k in range(0, len(blend), 2)]

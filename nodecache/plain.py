@@ -64,15 +64,12 @@ def show_status(*, as_json: bool) -> int:
     """``nodecache status``; returns its exit status."""
     from nodecache.contents import find_root
     from nodecache.root import VARIABLE, default_root
-    from nodecache.status import builds, exit_status, text
+    from nodecache.status import builds, exit_status, record, text
     from nodecache.tables import width
 
     root = find_root()
     path = root.path if root else os.path.abspath(os.environ.get(VARIABLE) or default_root())
     found = builds(root) if root else []
-    if as_json:
-        said = json.dumps({"root": path, "builds": [build.record() for build in found]}, indent=1)
-    else:
-        said = text(found, path, width())
+    said = json.dumps(record(found, path), indent=1) if as_json else text(found, path, width())
     sys.stdout.write(f"{said}\n")
     return exit_status(found)

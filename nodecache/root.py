@@ -172,7 +172,10 @@ def _make(root: Root) -> None:
         except OSError as error:
             raise _unusable(root, error) from error
         return
-    raise RootError(f"The root {root.path} ({root.source}) keeps vanishing. Stop whatever is removing it.")
+    raise RootError(
+        f"The root {root.path} ({root.source}) keeps vanishing, or nobody can make it. Set {VARIABLE} to a folder on a "
+        f"disk, or stop whatever is removing it."
+    )
 
 
 def _unusable(root: Root, error: OSError) -> RootError:

@@ -97,6 +97,11 @@ def exit_status(found: list[Build]) -> int:
     return DEAD if "dead" in states else UNSURE if states - {"running"} else WELL
 
 
+def record(found: list[Build], root: str) -> dict[str, object]:
+    """Builds as a JSON document."""
+    return {"root": root, "builds": [build.record() for build in found]}
+
+
 def text(found: list[Build], root: str, width: int | None) -> str:
     """The builds for people, in so many columns; None cuts nothing."""
     if not found:

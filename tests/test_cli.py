@@ -243,3 +243,24 @@ def test_every_option_has_help():
         for parameter in each.params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, f"{name} {parameter.name}"
+
+
+@pytest.mark.parametrize("name", ["status", "list"])
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [(">/dev/full", 2, "The output cannot be written: No space left on device"), (">&-", 0, ""), ("| true", None, "")],
+)
+def test_an_output_that_takes_nothing_is_told_without_a_traceback(name, output, status, said, root):
+    shell = f'"{sys.executable}" -m nodecache {name} {output}'
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert status in (None, done.returncode)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "inf", "nan", "x"])
+def test_an_interval_that_is_none_is_refused(command, interval):
+    status, _, err = command("status", "--watch", "--interval", interval)
+    assert status == 2
+    assert "--interval" in err

@@ -26,7 +26,13 @@ def test_one_name_a_list_and_a_mapping_are_understood():
     assert '"g", &space::g' in binding(["space::g"])
 
 
-@pytest.mark.parametrize("functions", ["f()", ["a b"], {"x-y": ""}, [3]], ids=str)
+@pytest.mark.parametrize("functions", ["f()", ["a b"], {"x-y": ""}, [3], 5], ids=str)
 def test_what_is_no_function_name_is_refused(functions):
     with pytest.raises(nodecache.SpecError, match="no name of a function"):
         binding(functions)
+
+
+@pytest.mark.parametrize("text", [None, b"int f();", 5, ["int f();", None]], ids=str)
+def test_what_is_no_source_text_is_refused(text):
+    with pytest.raises(nodecache.SpecError, match="cpp_sources is or has what is no text"):
+        nodecache.load_inline("inline_none", text)

@@ -101,6 +101,15 @@ def test_watch_goes_on_until_it_is_interrupted_and_tells_of_each_change(
     assert result.out.count("Nothing is being built") == 1
 
 
+def test_watched_as_json_each_look_is_a_document_on_a_line(start, root, wait_until):
+    watch = start(WATCH.replace("'--watch'", "'--watch', '--json'"))
+    wait_until(lambda: watch.out.count("\n") >= 2, 20, "two looks")
+    watch.kill(signal.SIGINT)
+    result = watch.wait()
+    assert (result.status, result.err) == (0, "")
+    assert [json.loads(line) for line in result.out.splitlines()[:2]] == [{"root": str(root), "builds": []}] * 2
+
+
 def test_on_a_terminal_long_commands_are_cut_to_its_columns():
     from nodecache.status import _cut
 
