@@ -89,13 +89,9 @@ def _joined(parts: list[str]) -> bytes:
 
 def binding(functions: str | Sequence[str] | Mapping[str, str]) -> str:
     """The pybind11 module definition for ``functions``."""
-    documented: dict[object, object]
     if isinstance(functions, str) or not hasattr(functions, "__iter__"):
-        documented = {functions: functions}
-    elif hasattr(functions, "keys"):
-        documented = dict(functions)
-    else:
-        documented = {function: function for function in functions}
+        functions = [functions]  # type: ignore[list-item]  # or something else, which is told below
+    documented = dict(functions) if hasattr(functions, "keys") else {function: function for function in functions}
     lines = ["PYBIND11_MODULE(NODECACHE_MODULE_NAME, m) {"]
     for function, doc in documented.items():
         if not isinstance(function, str) or not all(part.isidentifier() for part in function.split("::")):
