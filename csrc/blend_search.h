@@ -138,13 +138,15 @@ NODECACHE_TARGET static double draw_one(Work& work, Pool& pool, const Line& unde
 }
 
 // Fills a set with whoever is above a line that begins at `low`; false if it cannot hold them. `top` is the largest height.
-template <class Some>
+// An error never falls, so with a line that does not rise the last step tells all.
+template <bool kRises, class Some>
 NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, double rise, double first, double last,
                                       double& top) {
     const Vector begin = fill(first), end = fill(last), up = fill(rise), bound = fill(low);
     Vector most = fill(-kInfinity);
     const auto look = [&](const Rays& here) NODECACHE_TARGET {
-        const Vector height = max(here.at(begin), sub(here.at(end), up));  // above the low end of the line, at both ends
+        Vector height = sub(here.at(end), up);  // above the line's low end
+        if (kRises) height = max(here.at(begin), height);
         most = max(height, most);
         return static_cast<std::uint64_t>(below(bound, height));
     };
@@ -205,15 +207,19 @@ template <class Some>
 NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& guess, Some& set, const Line& under,
                                     std::int64_t i, std::int64_t& stop) {
     const double first = step_of(i);
-    double last, rise, top = 0;
+    double last, slope, rise, top = 0;
     bool selected = false;
     for (;; selected = true) {
         last = step_of(stop - 1);
+        slope = guess.slope;
         guess.low = std::max(guess.low, under.at(first));
-        if (guess.low + guess.slope * (last - first) < under.at(last) && last > first)
-            guess.slope = (under.at(last) - guess.low) / (last - first);
-        rise = guess.slope * (last - first);
-        if (fill_set(pool, set, guess.low, rise, first, last, top)) break;
+        if (slope > 0 && slope * (last - first) <= guess.reserve) slope = 0;  // not worth a second look
+        if (guess.low + slope * (last - first) < under.at(last) && last > first)
+            slope = (under.at(last) - guess.low) / (last - first);
+        rise = slope * (last - first);
+        if (rise > 0 ? fill_set<true>(pool, set, guess.low, rise, first, last, top)
+                     : fill_set<false>(pool, set, guess.low, rise, first, last, top))
+            break;
         guess.reserve *= 0.7;
         const Contender least = ranked<Some::kRoom / 2>(pool, first);
         if (!selected) {
@@ -234,7 +240,7 @@ NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& g
     // Rounding moves an error, an end of the line or a point between them by less than this.
     const double high = guess.low + rise;
     const double margin = 0x1p-49 * (work.all.heaviest * last + std::fabs(guess.low) + std::fabs(high) + 1e-300);
-    return {first, guess.low + margin, guess.slope};
+    return {first, guess.low + margin, slope};
 }
 
 // The largest of the lanes of each other, in a tree: a chain of them would be what a step takes.
@@ -404,7 +410,7 @@ NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendO
     }
     // Everybody who can be drawn is near; where these are few, in the slots.
     double top;
-    fill_set(everybody, *near, -kInfinity, 0, 1, 1, top);
+    fill_set<false>(everybody, *near, -kInfinity, 0, 1, 1, top);
     Pool few = near->pool();
     if (all.leaders > kFew) {
         draw_all(work, few, near->guess, near->slots, Line{}, 0, size, slack);
@@ -412,7 +418,7 @@ NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendO
     }
     constexpr std::int64_t kChunk = 1 << 14;
     for (std::int64_t i = 0; i < size;) {
-        fill_set(few, near->slots, -kInfinity, 0, 1, 1, top);
+        fill_set<false>(few, near->slots, -kInfinity, 0, 1, 1, top);
         i = draw(work, few, near->slots, Line{}, i, std::min(size, i + kChunk), slack);
     }
 }
