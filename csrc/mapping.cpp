@@ -101,13 +101,13 @@ void shuffle(Row* rows, std::int64_t size, std::uint64_t seed, Poll& poll) {
     }
 }
 
-// Tells of stretches of sentences that none of them is negative or lengthy, a block at a time: nearly all are short, and
-// with that known, a document need not be gone through for it.
-class Plain {
+// Knows of stretches of sentences that none of them is negative or lengthy, from a look at a whole block at a time. Nearly
+// all sentences are so, and then no document need be gone through for it.
+class Checked {
 public:
-    explicit Plain(Strided<std::int32_t> sizes) : sizes_(sizes) {}
+    explicit Checked(Strided<std::int32_t> sizes) : sizes_(sizes) {}
 
-    bool all(std::int64_t first, std::int64_t last) {
+    bool none_is_odd(std::int64_t first, std::int64_t last) {
         if (first < begin_ || first > end_) begin_ = end_ = first;
         while (end_ < last)
             if (!next_block()) return false;
@@ -140,7 +140,7 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
     constexpr int kColumns = kBlocks ? 4 : 3;
     Rows<Row, kColumns> rows;
     Twister32 random(static_cast<std::uint32_t>(options.seed));
-    Plain plain(sizes);
+    Checked checked(sizes);
     const std::int64_t fewest = options.fewest;
     // When a sample is closed, so many sentences must be left for the next one.
     const std::int64_t leave = kBlocks ? fewest : 2;
@@ -176,7 +176,7 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
             }
             // A document that is too short to be looked at for lengthy sentences may have any.
             const bool looked_at = kBlocks ? count >= fewest : count > 1;
-            if ((looked_at || count >= fewest) && !plain.all(first, last)) {
+            if ((looked_at || count >= fewest) && !checked.none_is_odd(first, last)) {
                 std::int32_t most = 0;
                 std::int32_t signs = 0;
                 for (std::int64_t sentence = first; sentence < last; ++sentence) {
