@@ -78,8 +78,8 @@ def test_a_crowd_that_comes_and_goes_is_drawn_as_the_peer_does(helpers, peer, ki
     same(blended(helpers, weights, 60_000), blended(peer, weights, 60_000))
 
 
-@pytest.mark.parametrize("count", [2047, 2048, 2049])
-def test_leaders_who_are_just_all_near_or_just_not_are_drawn_as_the_peer_does(helpers, peer, count):
+@pytest.mark.parametrize("count", [16, 17, 32, 33, 64, 65, 256, 257, 512, 513, 2048, 2049])
+def test_just_so_many_leaders_as_a_way_of_searching_is_for_are_drawn_as_the_peer_does(helpers, peer, count):
     weights = np.random.default_rng(count).dirichlet(np.ones(count))
     same(blended(helpers, weights, 20_000), blended(peer, weights, 20_000))
 
