@@ -61,7 +61,7 @@ def test_a_blend_of_thousands_of_datasets_is_the_peers(helpers, peer, kind):
 
 
 # More leaders than are near the line at once, so that they come and go; weights that make many do so at a time (nearly
-# equal), lines that soon fail (a heavy head, a jump in the weights), and draws enough for several larger groups of steps.
+# equal), lines that soon fail (a heavy head, a jump in the weights), and draws enough for many groups of steps.
 CROWDS = {
     "dirichlet": lambda random, count: random.dirichlet(np.ones(count)),
     "nearly equal": lambda random, count: 1 + 1e-9 * random.random(count),
