@@ -137,18 +137,15 @@ NODECACHE_TARGET static double draw_one(Work& work, Pool& pool, const Line& unde
     return error;
 }
 
-// Fills a set with whoever is above a line that begins at `low`; false if it cannot hold them. `top` is the largest height.
-// An error never falls, so with a line that does not rise the last step tells all.
+// Fills a set with whoever is above a line, from `low` at the first step to `high` at the last, at one of these; false if it
+// cannot hold them. An error never falls, so with a line that does not rise the last step tells all.
 template <bool kRises, class Some>
-NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, double rise, double first, double last,
-                                      double& top) {
-    const Vector begin = fill(first), end = fill(last), up = fill(rise), bound = fill(low);
-    Vector most = fill(-kInfinity);
+NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, double high, double first, double last) {
+    const Vector begin = fill(first), end = fill(last), at_begin = fill(low), at_end = fill(high);
     const auto look = [&](const Rays& here) NODECACHE_TARGET {
-        Vector height = sub(here.at(end), up);  // above the line's low end
-        if (kRises) height = max(here.at(begin), height);
-        most = max(height, most);
-        return static_cast<std::uint64_t>(below(bound, height));
+        unsigned above = below(at_end, here.at(end));
+        if (kRises) above |= below(at_begin, here.at(begin));
+        return std::uint64_t{above};
     };
     set.used = 0;
     for (std::int32_t j = 0; j < pool.count; j += kBlock) {  // with one branch, for one a vector takes longer
@@ -165,7 +162,6 @@ NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, d
             set.number[set.used++] = number;
         }
     }
-    top = one(spread_max(most));
     return true;
 }
 
@@ -207,7 +203,7 @@ template <class Some>
 NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& guess, Some& set, const Line& under,
                                     std::int64_t i, std::int64_t& stop) {
     const double first = step_of(i);
-    double last, slope, rise, top = 0;
+    double last, slope, high;
     bool selected = false;
     for (;; selected = true) {
         last = step_of(stop - 1);
@@ -216,9 +212,9 @@ NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& g
         if (slope > 0 && slope * (last - first) <= guess.reserve) slope = 0;  // not worth a second look
         if (guess.low + slope * (last - first) < under.at(last) && last > first)
             slope = (under.at(last) - guess.low) / (last - first);
-        rise = slope * (last - first);
-        if (rise > 0 ? fill_set<true>(pool, set, guess.low, rise, first, last, top)
-                     : fill_set<false>(pool, set, guess.low, rise, first, last, top))
+        high = guess.low + slope * (last - first);
+        if (slope > 0 ? fill_set<true>(pool, set, guess.low, high, first, last)
+                      : fill_set<false>(pool, set, guess.low, high, first, last))
             break;
         guess.reserve *= 0.7;
         const Contender least = ranked<Some::kRoom / 2>(pool, first);
@@ -231,14 +227,17 @@ NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& g
             stop = std::min(stop, i + guess.steps);
         }
     }
-    if (guess.low == -kInfinity) {  // nobody is left out
-        for (int s = 0; s < set.used; ++s) top = std::min(top, set.weight[s] * first - set.drawn[s]);
-        guess.low = top - 1;
-        selected = true;
+    if (selected || guess.low == -kInfinity) {
+        double top = -kInfinity, bottom = kInfinity;
+        for (int s = 0; s < set.used; ++s) {
+            const double error = set.weight[s] * first - set.drawn[s];
+            top = std::max(top, error);
+            bottom = std::min(bottom, error);
+        }
+        if (guess.low == -kInfinity) guess.low = high = bottom - 1;  // nobody is left out
+        guess.spread = top - guess.low;
     }
-    if (selected) guess.spread = top - guess.low;
     // Rounding moves an error, an end of the line or a point between them by less than this.
-    const double high = guess.low + rise;
     const double margin = 0x1p-49 * (work.all.heaviest * last + std::fabs(guess.low) + std::fabs(high) + 1e-300);
     return {first, guess.low + margin, slope};
 }
@@ -409,8 +408,7 @@ NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendO
         return;
     }
     // Everybody who can be drawn is near; where these are few, in the slots.
-    double top;
-    fill_set<false>(everybody, *near, -kInfinity, 0, 1, 1, top);
+    fill_set<false>(everybody, *near, -kInfinity, -kInfinity, 1, 1);
     Pool few = near->pool();
     if (all.leaders > kFew) {
         draw_all(work, few, near->guess, near->slots, Line{}, 0, size, slack);
@@ -418,7 +416,7 @@ NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendO
     }
     constexpr std::int64_t kChunk = 1 << 14;
     for (std::int64_t i = 0; i < size;) {
-        fill_set<false>(few, near->slots, -kInfinity, 0, 1, 1, top);
+        fill_set<false>(few, near->slots, -kInfinity, -kInfinity, 1, 1);
         i = draw(work, few, near->slots, Line{}, i, std::min(size, i + kChunk), slack);
     }
 }
