@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache import attempt, entry, index, lease, staging
+from nodecache import attempt, entry, index, lease, owner, staging
 from nodecache.entry import Entry
 from nodecache.errors import BuildError, LeaseLost, LeaseTimeout, RootError
 from nodecache.inputs import Eyes, Inputs
@@ -287,7 +287,14 @@ class Request:
 
         log = logging.getLogger("nodecache")
         before = held.successor_of
-        if before is not None:
+        if before is not None and before.pid != os.getpid() and owner.state(before) in ("running", "stopped"):
+            log.warning(
+                "%s has the lease of %r as well: the file system has given one lock to two. %s",
+                before.label,
+                self.name,
+                self.root.remedy(),
+            )
+        elif before is not None:
             log.warning("took over the lease of %r from %s, which died while it was building", self.name, before.label)
         if dead:
             log.info("cleaned up after dead builders: %s", " ".join(dead))

@@ -276,6 +276,7 @@ def _look_again(
 ) -> Lease | Found:
     """Under the lock: the entry or the failure may have come since the last look."""
     try:
+        _see_what_others_made(root)
         found = look()
         if found is None:
             failure = told()
@@ -287,6 +288,15 @@ def _look_again(
         raise
     held.release()
     return found
+
+
+def _see_what_others_made(root: Root) -> None:
+    """Forget that a name was not there: an NFS client believes so for half a minute, until it reads the folder."""
+    for name in ("entries", "recipes", "attempts"):
+        try:
+            os.listdir(root.at(name))
+        except FileNotFoundError:
+            pass
 
 
 def _unanswered(root: Root, name: str, timeout: float, silence: lock.LockSilent) -> LeaseTimeout:

@@ -187,7 +187,8 @@ def _highest(folder: str) -> int:
 
 def _remove_lower(folder: str, number: int) -> None:
     for name in os.listdir(folder):
-        if not name.isdigit() or int(name) < number:
+        # No other names: NFS shows a removed file that is still open as .nfs..., and does not let that be removed.
+        if name.startswith("new.") or (name.isdigit() and int(name) < number):
             _unlink(f"{folder}/{name}")
 
 

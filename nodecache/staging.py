@@ -2,8 +2,9 @@
 
 It is dead only if that lock is free; then whoever builds next removes it, ends what is left of its compilers, and
 removes their temporary files. A folder of another node that shares the root is left alone: locks may not reach there.
-Where there are no kernel locks, a record of its owner lies in the lock file's place, and proof of its death is needed:
-no process of that number and start, or the lease's own verdict on that attempt.
+A record of its owner lies in the lock file. Where there are no kernel locks, proof of the owner's death is needed: no
+process of that number and start, or the lease's own verdict on that attempt. Where there are, proof of its life keeps
+the folder: some file systems give one lock to two mounts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 
 from nodecache import lock, owner
 from nodecache.digest import digest_bytes
-from nodecache.errors import RootError
+from nodecache.errors import RootError, of_the_kernel
 from nodecache.root import Root, ensure_folders
 
 TYPE_CHECKING = False
@@ -95,17 +96,22 @@ def _lock_new(path: str, attempt: str) -> lock.Descriptor | None:
     """Lock a folder that was just made; None where only a record can say whose it is."""
     file = f"{path}/lock"
     fd = lock.open_lock(file)
+    record = owner.this_process(attempt=attempt, recipe="", name="", log="")
     try:
         if not lock.try_exclusive(fd, file):
             raise _Swept
     except lock.LocksUnsupported:
         fd = lock.open_lock(file)
-        owner.write(fd, owner.this_process(attempt=attempt, recipe="", name="", log=""))
+        owner.write(fd, record)
         lock.close(fd)
         return None
-    if not lock.is_current(fd, file):
+    try:
+        if not lock.is_current(fd, file):
+            raise _Swept
+        owner.write(fd, record)
+    except BaseException:
         lock.close(fd)
-        raise _Swept
+        raise
     return fd
 
 
@@ -169,6 +175,9 @@ def _sweep_one(path: str, *, known: bool) -> bool:
     try:
         if not lock.is_current(fd, file):
             return False
+        record = owner.read(fd)
+        if record is not None and owner.state(record) in ("running", "stopped"):
+            return False  # the file system has given the lock to two
         _remove_tree(path)
     finally:
         lock.close(fd)
@@ -208,8 +217,9 @@ def _remove_tree(path: str) -> None:
             target = os.readlink(link)
             if os.path.basename(target).startswith(f"nodecache-{os.getuid()}-"):
                 _remove(target)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+    except OSError as error:  # a server that is away, too: what is being told already is not to be hidden by it
+        if not of_the_kernel(error):
+            raise
     for _ in range(5):
         _remove(path)
         if not os.path.lexists(path):

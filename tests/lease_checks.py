@@ -202,3 +202,11 @@ class Scene:
 
     def wait_for_waiters(self, number):
         self.until(lambda: waiting(self.signs) >= number, 30, f"{number} waiters")
+
+    def ends(self, *ranks, seconds=30):
+        """Results of ranks that all got a right module."""
+        results = [rank.wait(seconds) for rank in ranks]
+        assert [result.status for result in results] == [0] * len(ranks), [result.err for result in results]
+        assert [result.json["sum"] for result in results] == [5] * len(ranks)
+        assert damaged(self.root) == []
+        return results

@@ -39,21 +39,9 @@ def root(root, disk, monkeypatch) -> Path:
     return place
 
 
-class Job(lease_checks.Scene):
-    """Ranks that load one extension from the root on the mount."""
-
-    def ends(self, *ranks, seconds=30):
-        """Results of ranks that all got a right module."""
-        results = [rank.wait(seconds) for rank in ranks]
-        assert [result.status for result in results] == [0] * len(ranks), [result.err for result in results]
-        assert [result.json["sum"] for result in results] == [5] * len(ranks)
-        assert damaged(self.root) == []
-        return results
-
-
 @pytest.fixture
 def job(start, tiny, compiler, root, tmp_path, load_program, wait_until):
-    made = Job(start, tiny, compiler, root, tmp_path, load_program, wait_until)
+    made = lease_checks.Scene(start, tiny, compiler, root, tmp_path, load_program, wait_until)
     yield made
     made.go()
 
