@@ -11,7 +11,7 @@ from tests.testbed.nfs_guest import FOLDER, in_guest
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("checks", ["nfs4 or no-lock-daemon", "not (nfs4 or no-lock-daemon)"])
 def test_on_real_nfs_the_lease_keeps_its_promises(checks):
     """The lock daemon of one guest is ended by its checks, so the others have a guest of their own."""
