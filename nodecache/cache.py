@@ -287,7 +287,7 @@ class Request:
 
         log = logging.getLogger("nodecache")
         before = held.successor_of
-        if before is not None and before.pid != os.getpid() and owner.state(before) in ("running", "stopped"):
+        if before is not None and before.pid != os.getpid() and owner.lives(before):
             log.warning(
                 "%s has the lease of %r as well: the file system has given one lock to two. %s",
                 before.label,

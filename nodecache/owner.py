@@ -233,3 +233,15 @@ def state(owner: Owner) -> str:
     except (OSError, psutil.AccessDenied):
         return "unknown"
     return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
+
+
+def lives(owner: Owner) -> bool:
+    """Whether an owner certainly lives though its lock was granted to somebody else.
+
+    The kernel closes a dying process's descriptors a little before it is seen to be dead: that is waited for.
+    """
+    for pause in (0.0, 0.01, 0.04, 0.15):
+        time.sleep(pause)
+        if state(owner) not in ("running", "stopped"):
+            return False
+    return True

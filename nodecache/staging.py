@@ -176,7 +176,7 @@ def _sweep_one(path: str, *, known: bool) -> bool:
         if not lock.is_current(fd, file):
             return False
         record = owner.read(fd)
-        if record is not None and owner.state(record) in ("running", "stopped"):
+        if record is not None and owner.lives(record):
             return False  # the file system has given the lock to two
         _remove_tree(path)
     finally:

@@ -304,3 +304,31 @@ def test_without_proc_it_builds_or_says_that_it_needs_it(start, tiny, load_progr
     assert json.loads(result.out)["role"] == "built"
     assert signal.SIGKILL
     assert psutil
+
+
+LOSES_ITS_LOCK = """
+import fcntl, json, time
+from nodecache import staging
+from nodecache.root import open_root
+
+made = staging.create(open_root(), "0123456789abcdef")
+fcntl.flock(made._fd, fcntl.LOCK_UN)
+print(json.dumps({"path": made.path, "mark": made.mark}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_living_builders_folder_is_kept_though_its_lock_is_granted_to_another(start, wait_until):
+    """As by file systems that give one lock to two mounts."""
+    from nodecache import staging
+    from nodecache.root import open_root
+
+    builder = start(LOSES_ITS_LOCK)
+    wait_until(lambda: "\n" in builder.out, 20, "the folder")
+    told = json.loads(builder.out)
+    assert staging.sweep(open_root()) == []
+    assert os.path.isdir(told["path"])
+    builder.kill()
+    builder.wait()
+    assert staging.sweep(open_root()) == [told["mark"]]
+    assert not os.path.exists(told["path"])
