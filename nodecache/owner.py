@@ -240,7 +240,7 @@ def lives(owner: Owner) -> bool:
 
     The kernel closes a dying process's descriptors a little before it is seen to be dead: that is waited for.
     """
-    for pause in (0.0, 0.01, 0.04, 0.15):
+    for pause in (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.08):
         time.sleep(pause)
         if state(owner) not in ("running", "stopped"):
             return False
