@@ -82,7 +82,7 @@ struct Elements {
     Buffer buffer;
 
     Elements() = default;
-    Elements(const Object& array, int flags) : buffer(array.get(), flags | PyBUF_STRIDES) {}
+    explicit Elements(const Object& array) : buffer(array.get(), PyBUF_STRIDES) {}
     bool usable_in_place() const {
         return reinterpret_cast<std::uintptr_t>(buffer->buf) % alignof(T) == 0 &&
                buffer->strides[0] % static_cast<Py_ssize_t>(sizeof(T)) == 0;
@@ -108,9 +108,10 @@ struct Input {
     Strided<T> view;
 
     Input(PyObject* value, const char* name) {
-        Object array = as_array(value, name);
-        if (has_dtype<T>(array)) elements = Elements<T>(array, PyBUF_SIMPLE);
-        if (!has_dtype<T>(array) || !elements.usable_in_place()) elements = Elements<T>(converted(array, name), PyBUF_SIMPLE);
+        const Object array = as_array(value, name);
+        const bool right = has_dtype<T>(array);
+        if (right) elements = Elements<T>(array);
+        if (!right || !elements.usable_in_place()) elements = Elements<T>(converted(array, name));
         view = {elements.data(), elements.size(), elements.stride()};
     }
 
@@ -142,7 +143,7 @@ struct Input {
 // An argument that is filled: never converted, for the caller would not see a converted copy filled.
 template <class T>
 struct Output : Elements<T> {
-    Output(PyObject* value, const char* name, std::int64_t size) : Elements<T>(checked(value, name, size), PyBUF_SIMPLE) {
+    Output(PyObject* value, const char* name, std::int64_t size) : Elements<T>(checked(value, name, size)) {
         const std::string remedy = instead(size);
         if (this->size() < size)
             raise_value(std::string(name) + " has room for " + std::to_string(this->size()) + " of " + std::to_string(size) +
@@ -175,7 +176,7 @@ std::int32_t datasets(PyObject* value, std::int64_t given, const char* given_nam
         integer(value, "num_datasets", 1, std::numeric_limits<std::int16_t>::max() + std::int64_t{1}));
     if (count > given)
         raise_value("num_datasets is " + std::to_string(count) + ", but " + given_name + " has only " +
-                              std::to_string(given) + " elements");
+                    std::to_string(given) + " elements");
     return count;
 }
 
@@ -186,8 +187,8 @@ std::string shortest(double value) {
 }
 
 Object build_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_index,
-                            PyObject* weights, PyObject* num_datasets, PyObject* size,
-                            PyObject* verbose) {
+                              PyObject* weights, PyObject* num_datasets, PyObject* size,
+                              PyObject* verbose) {
     Input<double> weight(weights, "weights");
     const std::int32_t count = datasets(num_datasets, weight.view.size, "weights");
     const std::int64_t draws = integer(size, "size", 0, kInt64Max);
@@ -199,7 +200,7 @@ Object build_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_
         const double value = weight.view[j];
         if (!std::isfinite(value) || value < 0)
             raise_value("weights[" + std::to_string(j) + "] is " + shortest(value) +
-                                  ": weights must be finite and not negative");
+                        ": weights must be finite and not negative");
         any = any || value > 0;
     }
     if (!any && draws > 0) raise_value("weights are all zero: at least one must be positive");
@@ -221,19 +222,19 @@ Object build_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_
     print(" > sample ratios:");
     for (std::int32_t j = 0; j < count; ++j)
         print("   dataset " + std::to_string(j) + ", input: " + shortest(data[j]) + ", achieved: " +
-                  shortest(static_cast<double>(drawn[j]) / static_cast<double>(draws)));
+              shortest(static_cast<double>(drawn[j]) / static_cast<double>(draws)));
     return none();
 }
 
 Object build_exhaustive_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_index,
-                                       PyObject* sizes, PyObject* num_datasets) {
+                                         PyObject* sizes, PyObject* num_datasets) {
     Input<std::int64_t> size(sizes, "sizes");
     const std::int32_t count = datasets(num_datasets, size.view.size, "sizes");
     std::int64_t total = 0;
     for (std::int32_t j = 0; j < count; ++j) {
         if (size.view[j] < 0)
             raise_value("sizes[" + std::to_string(j) + "] is " + std::to_string(size.view[j]) +
-                                  ": sizes must not be negative");
+                        ": sizes must not be negative");
         if (__builtin_add_overflow(total, size.view[j], &total))
             raise_value("sizes add up to more than 64 bits hold, at sizes[" + std::to_string(j) + "]");
     }
@@ -255,8 +256,8 @@ Object build_exhaustive_blending_indices(PyObject* dataset_index, PyObject* data
 
 template <class T>
 Object build_sample_idx(PyObject* sizes, PyObject* document_idx, PyObject* seq_length,
-                            PyObject* num_epochs, PyObject* tokens_per_epoch,
-                            PyObject* drop_last_partial_sequence, PyObject* add_extra_token_to_sequence) {
+                        PyObject* num_epochs, PyObject* tokens_per_epoch,
+                        PyObject* drop_last_partial_sequence, PyObject* add_extra_token_to_sequence) {
     Input<std::int32_t> size(sizes, "sizes");
     Input<std::int32_t> document(document_idx, "document_idx");
     const std::int64_t length = integer(seq_length, "seq_length", 2, kInt32Max);
@@ -288,13 +289,13 @@ Object build_sample_idx(PyObject* sizes, PyObject* document_idx, PyObject* seq_l
             break;
         case SampleFault::document_out_of_range:
             raise(PyExc_IndexError, place() + " is " + std::to_string(document.view[done.document]) +
-                                  ", but there are " + std::to_string(size.view.size) + " sizes");
+                  ", but there are " + std::to_string(size.view.size) + " sizes");
         case SampleFault::negative_size:
             raise_value("sizes[" + std::to_string(document.view[done.document]) + "] is negative, and " +
-                                  place() + " refers to it");
+                        place() + " refers to it");
         case SampleFault::too_few_tokens:
             raise_value("tokens_per_epoch is " + std::to_string(per_epoch) + " in " + std::to_string(epochs) +
-                                  " epochs, but the documents in document_idx have fewer tokens in all");
+                        " epochs, but the documents in document_idx have fewer tokens in all");
     }
     return result;
 }
@@ -343,7 +344,7 @@ struct Report {
     void end(const Mapping<Row>& mapping) const {
         if (mapping.epochs < options.epochs)
             print("    reached " + std::to_string(mapping.rows) + " samples after " + std::to_string(mapping.epochs) +
-                      " epochs ...");
+                  " epochs ...");
         print("   number of empty documents: " + std::to_string(mapping.empty));
         print("   number of documents with one sentence: " + std::to_string(mapping.single));
         print("   number of documents with long sentences: " + std::to_string(mapping.lengthy));
@@ -353,9 +354,9 @@ struct Report {
 
 template <class Row>
 Object mapping_of(Strided<std::int64_t> documents, Strided<std::int32_t> sizes,
-                      const MappingOptions& options, const Report* report,
-                      Mapping<Row> (*build)(Strided<std::int64_t>, Strided<std::int32_t>,
-                                                       const MappingOptions&, Poll&)) {
+                  const MappingOptions& options, const Report* report,
+                  Mapping<Row> (*build)(Strided<std::int64_t>, Strided<std::int32_t>,
+                  const MappingOptions&, Poll&)) {
     if (report) report->begin(sizeof(Row) == 8);
     Mapping<Row> mapping;
     without_gil([&](Poll& poll) { mapping = build(documents, sizes, options, poll); });
@@ -365,9 +366,9 @@ Object mapping_of(Strided<std::int64_t> documents, Strided<std::int32_t> sizes,
             break;
         case MappingFault::sentence_out_of_range:
             raise(PyExc_IndexError, place("docs", mapping.place) + " and the next are " +
-                                  std::to_string(documents[mapping.place]) + " and " +
-                                  std::to_string(documents[mapping.place + 1]) + ", but there are " +
-                                  std::to_string(sizes.size) + " sizes");
+                  std::to_string(documents[mapping.place]) + " and " +
+                  std::to_string(documents[mapping.place + 1]) + ", but there are " +
+                  std::to_string(sizes.size) + " sizes");
         case MappingFault::negative_size:
             raise_value("sizes has a negative element in document " + std::to_string(mapping.place));
         case MappingFault::negative_title:
@@ -384,13 +385,13 @@ Object mapping_of(Strided<std::int64_t> documents, Strided<std::int32_t> sizes,
 }
 
 Object mapping_of_either(PyObject* docs, PyObject* sizes, MappingOptions& options,
-                             double probability, PyObject* verbose) {
+                         double probability, PyObject* verbose) {
     Input<std::int64_t> documents(docs, "docs");
     Input<std::int32_t> size(sizes, "sizes");
     if (documents.view.size == 0) raise_value("docs is empty: it must hold at least the first sentence's index");
     if (options.blocks && options.titles.size < documents.view.size - 1)
         raise_value("titles_sizes has " + std::to_string(options.titles.size) + " elements for " +
-                              std::to_string(documents.view.size - 1) + " documents");
+                    std::to_string(documents.view.size - 1) + " documents");
     const Report report{documents.view, options, probability};
     const Report* loud = truth(verbose, "verbose") ? &report : nullptr;
     if (size.view.size > std::int64_t{std::numeric_limits<std::uint32_t>::max()})
@@ -399,7 +400,7 @@ Object mapping_of_either(PyObject* docs, PyObject* sizes, MappingOptions& option
 }
 
 MappingOptions common_options(PyObject* num_epochs, PyObject* max_num_samples,
-                                         PyObject* max_seq_length, PyObject* seed) {
+                              PyObject* max_seq_length, PyObject* seed) {
     MappingOptions options{};
     options.epochs = integer(num_epochs, "num_epochs", 1, kInt32Max);
     options.most = static_cast<std::uint64_t>(integer(max_num_samples, "max_num_samples", 0, kInt64Max));
@@ -409,9 +410,9 @@ MappingOptions common_options(PyObject* num_epochs, PyObject* max_num_samples,
 }
 
 Object build_mapping(PyObject* docs, PyObject* sizes, PyObject* num_epochs,
-                         PyObject* max_num_samples, PyObject* max_seq_length,
-                         PyObject* short_seq_prob, PyObject* seed, PyObject* verbose,
-                         PyObject* min_num_sent) {
+                     PyObject* max_num_samples, PyObject* max_seq_length,
+                     PyObject* short_seq_prob, PyObject* seed, PyObject* verbose,
+                     PyObject* min_num_sent) {
     MappingOptions options = common_options(num_epochs, max_num_samples, max_seq_length, seed);
     const double probability = real(short_seq_prob, "short_seq_prob");
     if (!(probability >= 0 && probability <= 1))
@@ -425,9 +426,9 @@ Object build_mapping(PyObject* docs, PyObject* sizes, PyObject* num_epochs,
 }
 
 Object build_blocks_mapping(PyObject* docs, PyObject* sizes, PyObject* titles_sizes,
-                                PyObject* num_epochs, PyObject* max_num_samples,
-                                PyObject* max_seq_length, PyObject* seed, PyObject* verbose,
-                                PyObject* use_one_sent_blocks) {
+                            PyObject* num_epochs, PyObject* max_num_samples,
+                            PyObject* max_seq_length, PyObject* seed, PyObject* verbose,
+                            PyObject* use_one_sent_blocks) {
     MappingOptions options = common_options(num_epochs, max_num_samples, max_seq_length, seed);
     Input<std::int32_t> titles(titles_sizes, "titles_sizes");
     options.blocks = true;

@@ -8,8 +8,6 @@
 #define NODECACHE_TARGET __attribute__((target("avx2")))
 // Before a loop over vectors, which stay in registers only if it is unrolled.
 #define NODECACHE_UNROLL _Pragma("GCC unroll 16")
-#define NODECACHE_METHOD inline __attribute__((always_inline))
-#define NODECACHE_INLINE static NODECACHE_METHOD
 
 namespace nodecache {
 namespace {
@@ -27,7 +25,6 @@ NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm256_set1_pd(
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm256_add_pd(a, b); }
-NODECACHE_TARGET NODECACHE_INLINE Vector div(Vector a, Vector b) { return _mm256_div_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm256_max_pd(v, _mm256_permute2f128_pd(v, v, 1));

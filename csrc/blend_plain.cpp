@@ -3,8 +3,6 @@
 
 #define NODECACHE_TARGET
 #define NODECACHE_UNROLL  // there are not so many registers
-#define NODECACHE_METHOD inline __attribute__((always_inline))
-#define NODECACHE_INLINE static NODECACHE_METHOD
 
 namespace nodecache {
 namespace {
@@ -25,7 +23,6 @@ NODECACHE_INLINE Vector fill(double x) { return Vector{x, x}; }
 NODECACHE_INLINE Vector mul(Vector a, Vector b) { return a * b; }
 NODECACHE_INLINE Vector sub(Vector a, Vector b) { return a - b; }
 NODECACHE_INLINE Vector add(Vector a, Vector b) { return a + b; }
-NODECACHE_INLINE Vector div(Vector a, Vector b) { return a / b; }
 NODECACHE_INLINE Vector max(Vector a, Vector b) { return a > b ? a : b; }
 NODECACHE_INLINE Vector spread_max(Vector v) { return max(v, Vector{v[1], v[0]}); }
 NODECACHE_INLINE double one(Vector v) { return v[0]; }

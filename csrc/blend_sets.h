@@ -7,6 +7,9 @@
 
 #include "blend.h"
 
+#define NODECACHE_METHOD inline __attribute__((always_inline))
+#define NODECACHE_INLINE static NODECACHE_METHOD
+
 namespace nodecache {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import signal
 import sys
 import threading
@@ -14,7 +14,7 @@ import click
 
 from nodecache import __version__, contents, tables
 from nodecache.errors import NodecacheError, SpecError
-from nodecache.root import VARIABLE, default_root
+from nodecache.root import VARIABLE
 
 if TYPE_CHECKING:
     from nodecache.root import Root
@@ -35,13 +35,9 @@ def _root() -> Root:
     root = contents.find_root()
     if root is None:
         raise SpecError(
-            f"There is no root at {_root_path()}: nothing has been built. Build something, or set {VARIABLE}."
+            f"There is no root at {contents.root_path()}: nothing has been built. Build something, or set {VARIABLE}."
         )
     return root
-
-
-def _root_path() -> str:
-    return os.path.abspath(os.environ.get(VARIABLE) or default_root())
 
 
 def _complete_key(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
@@ -101,7 +97,7 @@ def status(as_json: bool, watch: bool, interval: float) -> int:
 
     if not watch:
         return show_status(as_json=as_json)
-    if interval != interval:  # noqa: PLR0124 - not a number, which no range keeps out
+    if math.isnan(interval):  # which no range keeps out
         raise click.BadParameter("nan is no time.", param_hint="'--interval'")
     # An exception in the midst of a look could be lost in whatever it looks with; a flag cannot.
     interrupted = threading.Event()
@@ -114,10 +110,10 @@ def status(as_json: bool, watch: bool, interval: float) -> int:
                 found = builds(root) if root else []
                 code = exit_status(found)
                 if as_json:
-                    click.echo(json.dumps(record(found, _root_path())))
+                    click.echo(json.dumps(record(found, contents.root_path())))
                     sys.stdout.flush()
                 else:
-                    show(f"{time.strftime('%H:%M:%S')}  {text(found, _root_path(), tables.width())}")
+                    show(f"{time.strftime('%H:%M:%S')}  {text(found, contents.root_path(), tables.width())}")
                 interrupted.wait(interval)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -176,7 +172,7 @@ def list_(as_json: bool, full: bool) -> None:
         _say_json([_entry_record(each) for each in held])
         return
     if not held:
-        _say(f"There are no entries in {_root_path()}.")
+        _say(f"There are no entries in {contents.root_path()}.")
         return
     tables.show(
         ["key", "name", "kind", "size>", "built", "used"],
@@ -316,7 +312,7 @@ def history(as_json: bool, limit: int) -> None:
         _say_json([event._asdict() for event in found])
         return
     if not found:
-        _say(f"Nothing has been built in {_root_path()}.")
+        _say(f"Nothing has been built in {contents.root_path()}.")
         return
     tables.show(
         ["began", "what", "name", "outcome", "seconds>", "who"],
@@ -398,7 +394,7 @@ def prune_(max_size: str | None, older_than: str | None, everything: bool, dry_r
     age = parse_age(older_than) if older_than else None
     root = contents.find_root()
     if root is None:
-        _say(f"There is no root at {_root_path()}: nothing to prune.")
+        _say(f"There is no root at {contents.root_path()}: nothing to prune.")
         return 0
     done = prune(root, max_size=size, older_than=age, everything=everything, dry_run=dry_run)
     for held in done.removed:
@@ -498,7 +494,7 @@ def report_(output: str | None, since: str | None) -> None:
     root = contents.find_root()
     found = [event for event in events(root) if event.started >= earliest] if root else []
     held = contents.entries(root) if root else []
-    _write(output, page(found, held, root=_root_path(), host=node().hostname))
+    _write(output, page(found, held, root=contents.root_path(), host=node().hostname))
 
 
 def _write(output: str | None, text: str) -> None:

@@ -38,6 +38,11 @@ class Held(NamedTuple):
     manifest: dict[str, Any]
 
 
+def root_path() -> str:
+    """Where the root is or would be, by the environment."""
+    return os.path.abspath(os.environ.get(VARIABLE) or default_root())
+
+
 def find_root() -> Root | None:
     """The root, if it is there; nothing is made, and no folder is touched that is not a root.
 
@@ -45,13 +50,13 @@ def find_root() -> Root | None:
         RootError: there is a folder, and it is none of nodecache's.
         UnsafeRoot: as :func:`nodecache.root.open_root`.
     """
-    path = os.environ.get(VARIABLE) or default_root()
+    path = root_path()
     if not os.path.lexists(path):
         return None
     strangers = foreign(path)
     if strangers:
         raise RootError(
-            f"{os.path.abspath(path)} is not nodecache's: it has {', '.join(strangers[:3])} in it. "
+            f"{path} is not nodecache's: it has {', '.join(strangers[:3])} in it. "
             f"Set {VARIABLE} to the root, or unset it."
         )
     return open_root()

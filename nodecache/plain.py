@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 
 from nodecache import __version__
@@ -62,13 +61,12 @@ def main(words: Sequence[str]) -> int:
 
 def show_status(*, as_json: bool) -> int:
     """``nodecache status``; returns its exit status."""
-    from nodecache.contents import find_root
-    from nodecache.root import VARIABLE, default_root
+    from nodecache.contents import find_root, root_path
     from nodecache.status import builds, exit_status, record, text
     from nodecache.tables import width
 
     root = find_root()
-    path = root.path if root else os.path.abspath(os.environ.get(VARIABLE) or default_root())
+    path = root.path if root else root_path()
     found = builds(root) if root else []
     said = json.dumps(record(found, path), indent=1) if as_json else text(found, path, width())
     sys.stdout.write(f"{said}\n")

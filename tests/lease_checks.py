@@ -203,6 +203,17 @@ class Scene:
     def wait_for_waiters(self, number):
         self.until(lambda: waiting(self.signs) >= number, 30, f"{number} waiters")
 
+    def kill_builder(self, *, waiters):
+        """A builder is killed while others wait for its first compile; it, they, and when it was dead."""
+        self.hold(first_only=True)
+        builder = self.start()
+        self.wait_for_held()
+        others = [self.start() for _ in range(waiters)]
+        self.wait_for_waiters(waiters)
+        builder.kill()
+        builder.process.wait(10)
+        return builder, others, time.time()
+
     def ends(self, *ranks, seconds=30):
         """Results of ranks that all got a right module."""
         results = [rank.wait(seconds) for rank in ranks]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -107,14 +106,7 @@ def test_six_processes_with_an_empty_root_compile_once_and_leave_nothing_while_t
 
 @pytest.mark.parametrize("share", ["nfs4", "no-lock-daemon"], indirect=True, scope="module")
 def test_a_killed_builder_is_succeeded_within_seconds(job, locks):
-    job.hold(first_only=True)
-    builder = job.start()
-    job.wait_for_held()
-    waiters = [job.start() for _ in range(2)]
-    job.wait_for_waiters(2)
-    builder.kill()
-    builder.process.wait(10)
-    died = time.time()
+    builder, waiters, died = job.kill_builder(waiters=2)
     results = job.ends(*waiters, seconds=60)
     assert job.compiler.compiles == 2
     assert began(job.compiler.counter)[-1] - died < 10

@@ -82,14 +82,7 @@ def test_six_processes_with_an_empty_root_compile_once(job, locks, disk):
 
 
 def test_a_killed_builder_is_succeeded_within_seconds(job, locks, disk):
-    job.hold(first_only=True)
-    builder = job.start()
-    job.wait_for_held()
-    waiters = [job.start() for _ in range(3)]
-    job.wait_for_waiters(3)
-    builder.kill()
-    builder.process.wait(10)
-    died = time.time()
+    builder, waiters, died = job.kill_builder(waiters=3)
     results = job.ends(*waiters)
     assert job.compiler.compiles == 2
     assert lease_checks.began(job.compiler.counter)[-1] - died < 5

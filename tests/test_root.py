@@ -13,7 +13,8 @@ import nodecache
 from nodecache import root as module
 from nodecache.errors import RootError, UnsafeRoot
 from nodecache.root import ensure_folders, open_root
-from tests.users import PYTHON, REPOSITORY, as_root, as_user
+from tests.conftest import REPOSITORY
+from tests.users import PYTHON, as_root, as_user
 
 
 def mode(path: Path) -> int:

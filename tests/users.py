@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.conftest import REPOSITORY
 
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 and os.environ.get("CI") != "true", reason="needs root to become other users"
