@@ -4,7 +4,7 @@ Usage: python benchmarks/megatron.py [--quick] [--rounds N]
 
 Fetches the wheel megatron-core 0.16.1 with pip (once), builds the helpers, and runs both in turn on the same input.
 Each line gives the medians, their ratio beside its goal, and how many times longer ours take than copying as many bytes
-as the function must read and write at least.
+as the function must read and write at least. The last lines give how the cost of a sample grows with the datasets.
 """
 
 from __future__ import annotations
@@ -136,6 +136,23 @@ def inputs(quick):
     yield "build_blocks_mapping", lambda module: module.build_blocks_mapping(*blocks), total, moved, 1.5
 
 
+def growth(ours, options):
+    """Print what a sample costs in a blend of more and more datasets, beside their logarithm."""
+    random = np.random.default_rng(1)
+    size = 100_000 if options.quick else 1_000_000
+    calls = {count: blend(random.dirichlet(np.ones(count)), size) for count in (1000, 3000, 10_000, 30_000)}
+    times = {count: [] for count in calls}
+    for _ in range(options.rounds):
+        for count, call in calls.items():
+            times[count].append(timed(call, ours)[0] / size * 1e9)
+    least = statistics.median(times[1000])
+    print(f"\na blend of {size:,} samples")
+    for count, each in times.items():
+        cost = statistics.median(each)
+        logarithm = np.log(count) / np.log(1000)
+        print(f"{count:>7,} datasets {cost:6.1f} ns {cost / least:5.2f}x, their logarithm {logarithm:.2f}x")
+
+
 def equal(one, other):
     """Whether both gave the same arrays."""
     pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
@@ -169,6 +186,8 @@ def main():
             f"{f'{goal}x' if goal else '':>6} {mine / (moved * per_byte):11.1f}x",
             flush=True,
         )
+    if options.only in "growth":
+        growth(ours, options)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 4;
+constexpr int kFloats = 8;
 constexpr int kWidths[] = {1, 2, 4, 8, 12, 16};  // vectors of slots
 constexpr int kEarlyWidth = 4;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
@@ -25,7 +26,9 @@ NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm256_set1_pd(
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm256_add_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector div(Vector a, Vector b) { return _mm256_div_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector min(Vector a, Vector b) { return _mm256_min_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm256_max_pd(v, _mm256_permute2f128_pd(v, v, 1));
     return _mm256_max_pd(v, _mm256_permute_pd(v, 5));
@@ -42,6 +45,9 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
 }
 NODECACHE_TARGET NODECACHE_INLINE unsigned below(Vector a, Vector b) {
     return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_LT_OQ)));
+}
+NODECACHE_TARGET NODECACHE_INLINE unsigned not_above(const float* p, float most) {
+    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(p), _mm256_set1_ps(most), _CMP_LE_OQ)));
 }
 
 }  // namespace

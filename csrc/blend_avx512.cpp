@@ -13,6 +13,7 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 8;
+constexpr int kFloats = 16;
 constexpr int kWidths[] = {1, 2, 4, 6, 8, 13};  // vectors of slots
 constexpr int kEarlyWidth = 6;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
@@ -25,7 +26,9 @@ NODECACHE_TARGET NODECACHE_INLINE Vector fill(double x) { return _mm512_set1_pd(
 NODECACHE_TARGET NODECACHE_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector add(Vector a, Vector b) { return _mm512_add_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector div(Vector a, Vector b) { return _mm512_div_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Vector min(Vector a, Vector b) { return _mm512_min_pd(a, b); }
 NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     v = _mm512_max_pd(v, _mm512_shuffle_f64x2(v, v, 0x4e));
     v = _mm512_max_pd(v, _mm512_shuffle_f64x2(v, v, 0xb1));
@@ -43,6 +46,9 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
 }
 NODECACHE_TARGET NODECACHE_INLINE unsigned below(Vector a, Vector b) {
     return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ);
+}
+NODECACHE_TARGET NODECACHE_INLINE unsigned not_above(const float* p, float most) {
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(p), _mm512_set1_ps(most), _CMP_LE_OQ);
 }
 
 }  // namespace

@@ -6,8 +6,10 @@
 // compared at each of the steps. Whoever is above the line there is the winner of all. If nobody is, all are compared once,
 // and a new group begins, with a lower line.
 //
-// Where there are many datasets, looking at all takes long, so that is done for a larger group of steps, and those found
-// are the ones among whom the slots' candidates are looked for.
+// Where there are many datasets, looking at all takes long, so that is done for a larger group of steps, and those found,
+// who are near, are the ones among whom the slots' candidates are looked for. Where the line is as good as level, and mostly
+// it is, only one number of each is looked at: a step before which it is not above the level. That stays true when the
+// level rises, or the dataset is drawn.
 //
 // Everything that decides is computed as the rule says. A line carries a margin for what rounding may do between its ends.
 
@@ -23,11 +25,12 @@ struct Work {
     Poll& poll;
 };
 
-// Leaders among whom the next to be drawn is, by numbers of their own: everybody, or a set.
+// Leaders among whom the next to be drawn is, by numbers of their own: everybody, or those near.
 struct Pool {
     const double* weights;
     double* drawn;
     const std::int32_t* leaders;  // of each number; null where it is the number itself
+    const bool* alone;            // in the ring; null for everybody
     std::int32_t count;
 
     std::int32_t leader(std::int32_t number) const { return leaders ? leaders[number] : number; }
@@ -39,7 +42,7 @@ struct Set {
     static constexpr int kRoom = kMost;
     alignas(64) double weight[kMost + kLanes];
     alignas(64) double drawn[kMost + kLanes];
-    std::int32_t number[kMost];  // in the pool
+    std::int32_t number[kMost + 1];  // in the pool
     int used = 0;
 
     // Adds some who are never drawn, till there are so many.
@@ -69,23 +72,29 @@ struct Guess {
 };
 
 struct Slots : Set<kWidths[5] * kLanes> {
-    static int most_steps(std::int32_t count) { return count <= 256 ? kSteps : kLongSteps; }
+    static std::int64_t most_steps(std::int32_t count) { return count <= 256 ? kSteps : kLongSteps; }
 };
 
 constexpr std::int32_t kBlock = 64;  // leaders that are looked at together
 
 struct Near : Set<2048> {
-    static int most_steps(std::int32_t) { return 512; }
-    Pool pool() {
+    static constexpr std::int64_t kMostSteps = 512;
+    static std::int64_t most_steps(std::int32_t) { return kMostSteps; }
+    Pool pool(const Everybody& all) {
         const int size = (used + kBlock - 1) / kBlock * kBlock;
         pad(size);
-        return {weight, drawn, number, size};
+        for (int s = 0; s < used; ++s) alone[s] = all.after[number[s]] == number[s];
+        return {weight, drawn, number, alone, size};
     }
+    bool alone[kRoom];
     Slots slots;
     Guess guess{kSteps};  // for the slots
 };
 
-constexpr std::int32_t kMany = 512;  // leaders from which on it pays to look at those near the line only
+// Rounding moves an error, an end of a line or a point between them by less than this, up to some step.
+NODECACHE_INLINE double margin(const Everybody& all, double last, double low, double high) {
+    return 0x1p-49 * (all.heaviest * last + std::fabs(low) + std::fabs(high) + 1e-300);
+}
 
 NODECACHE_INLINE double step_of(std::int64_t i) { return static_cast<double>(i > 1 ? i : 1); }
 
@@ -115,7 +124,7 @@ NODECACHE_TARGET static void take(Work& work, Pool& pool, std::int32_t number, s
     work.all.head[leader] = after;
     if (after > head) return;
     const bool spent = work.all.limits && work.all.limits[leader] == static_cast<std::int64_t>(drawn) + 1;
-    pool.drawn[number] = work.all.drawn[leader] = spent ? kInfinity : drawn + 1;
+    pool.drawn[number] = spent ? kInfinity : drawn + 1;
 }
 
 // Draws from all of a pool if somebody is above `under`. Returns the winner's error, or minus infinity.
@@ -237,9 +246,7 @@ NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& g
         if (guess.low == -kInfinity) guess.low = high = bottom - 1;  // nobody is left out
         guess.spread = top - guess.low;
     }
-    // Rounding moves an error, an end of the line or a point between them by less than this.
-    const double margin = 0x1p-49 * (work.all.heaviest * last + std::fabs(guess.low) + std::fabs(high) + 1e-300);
-    return {first, guess.low + margin, slope};
+    return {first, guess.low + margin(work.all, last, guess.low, high), slope};
 }
 
 // The largest of the lanes of each other, in a tree: a chain of them would be what a step takes.
@@ -298,12 +305,11 @@ NODECACHE_TARGET static std::int64_t draw_group(Work& work, Pool& pool, Slots& s
             words += winners[w] != 0;
             slot = winners[w] ? w * 64 + __builtin_ctzll(winners[w]) : slot;
         }
-        const std::int32_t number = slots.number[slot], leader = pool.leader(number);
-        const std::uint16_t head = all.head[leader];
+        const std::int32_t number = slots.number[slot], leader = pool.leaders[number];
         const double count = pool.drawn[number];
         const bool last = all.limits && all.limits[leader] == static_cast<std::int64_t>(count) + 1;
         step = next;
-        if (__builtin_expect(more != 0 || words > 1 || last || all.after[head] != head, 0)) {
+        if (__builtin_expect(more != 0 || words > 1 || last || !pool.alone[number], 0)) {
             // Of several that are equally far behind, the lowest index; and a draw that is not just one more.
             NODECACHE_UNROLL
             for (int v = 0; v < kVectors; ++v) store(slots.drawn + v * kLanes, drawn[v]);
@@ -326,9 +332,9 @@ NODECACHE_TARGET static std::int64_t draw_group(Work& work, Pool& pool, Slots& s
             else
                 error[v] = sub(mul(load(slots.weight + v * kLanes), fill(next)), drawn[v]);
         }
-        work.out.dataset[i * work.out.dataset_stride] = static_cast<std::int16_t>(head);
+        work.out.dataset[i * work.out.dataset_stride] = static_cast<std::int16_t>(leader);
         work.out.sample[i * work.out.sample_stride] = static_cast<std::int64_t>(count);
-        pool.drawn[number] = work.all.drawn[leader] = count + 1;
+        pool.drawn[number] = count + 1;
     }
     return i;
 }
@@ -350,8 +356,10 @@ NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& gue
 
 NODECACHE_TARGET static std::int64_t draw(Work& work, Pool&, Near& near, const Line& line, std::int64_t i, std::int64_t stop,
                                           double& slack) {
-    Pool few = near.pool();
-    return draw_all(work, few, near.guess, near.slots, line, i, stop, slack);
+    Pool few = near.pool(work.all);
+    i = draw_all(work, few, near.guess, near.slots, line, i, stop, slack);
+    for (int s = 0; s < near.used; ++s) work.all.drawn[near.number[s]] = near.drawn[s];
+    return i;
 }
 
 // Draws from a pool from step i on, through a set; returns the first step that it has not done, before `stop` if nobody is
@@ -375,7 +383,7 @@ NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& gue
         double floor = line.at(step_of(i - 1)) + above;
         if (i == end) {
             guess.reserve *= 0.97;
-            guess.steps = std::min<std::int64_t>(2 * guess.steps, Some::most_steps(pool.count));
+            guess.steps = std::min(2 * guess.steps, Some::most_steps(pool.count));
         } else {
             guess.failures += i == begin;
             guess.reserve = i == begin ? std::max(2 * guess.reserve, guess.spread / 4) : 1.5 * guess.reserve;
@@ -395,21 +403,136 @@ NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& gue
     return i;
 }
 
+// For each leader its first step above a level of errors, or an earlier one; four bytes each.
+struct Due {
+    std::unique_ptr<float[]> step;  // of whole blocks
+
+    explicit Due(std::int32_t count) : step(new float[(count + kBlock - 1) / kBlock * kBlock]) {
+        std::fill(step.get() + count, step.get() + (count + kBlock - 1) / kBlock * kBlock,
+                  std::numeric_limits<float>::infinity());
+    }
+    // Of some leaders; the largest number if never.
+    NODECACHE_TARGET static NODECACHE_METHOD Vector of(const Rays& rays, double level) {
+        // Rounding to float moves a step by less, and so does rounding before that, unless the sum nearly cancels; then the
+        // level is about as large as `drawn`, and the margin above it covers what that may do.
+        constexpr double kEarlier = 1 - 0x1p-22;
+        const Vector steps = mul(div(add(rays.drawn, fill(level)), rays.weight), fill(kEarlier));
+        return min(max(steps, fill(0)), fill(std::numeric_limits<float>::max()));
+    }
+
+    // Of a pool's leaders, anew.
+    NODECACHE_TARGET void reckon(const Pool& pool, double level) {
+        for (std::int32_t j = 0; j < pool.count; j += kLanes) {
+            double steps[kLanes];
+            store(steps, of(rays(pool, j), level));
+            for (int k = 0; k < kLanes && j + k < pool.count; ++k) step[pool.leader(j + k)] = static_cast<float>(steps[k]);
+        }
+    }
+};
+
+// Fills it with whoever is above a level of errors at a step; false if it cannot hold them. Whoever seemed due, and is not
+// above, gets a later step.
+NODECACHE_TARGET static bool fill_near(const Everybody& all, Due& due, double level, double last, Near& near) {
+    const float until = static_cast<float>(last);
+    constexpr int kUsual = 6;
+    near.used = 0;
+    for (std::int32_t j = 0; j < all.count;) {
+        std::int32_t leaders[4 * kBlock + kUsual];
+        double weight[4 * kBlock], drawn[4 * kBlock];
+        int size = 0;
+        for (; j < all.count && size <= 3 * kBlock; j += kBlock) {
+            std::uint64_t in = 0;
+            NODECACHE_UNROLL
+            for (int k = 0; k < kBlock; k += kFloats) in |= std::uint64_t{not_above(&due.step[j + k], until)} << k;
+            // How many they are cannot be foreseen, so the usual number is written in any case, and what is too much is
+            // written over.
+            const int more = size + __builtin_popcountll(in);
+            for (int k = 0; k < kUsual || size + k < more; ++k, in &= in - 1)
+                leaders[size + k] = j + __builtin_ctzll(in | std::uint64_t{1} << 63);
+            size = more;
+        }
+        if (near.used + size > Near::kRoom) return false;
+        for (int k = 0; k < size; ++k) {
+            weight[k] = all.weights[leaders[k]];
+            drawn[k] = all.drawn[leaders[k]];
+        }
+        for (int k = 0; k < size; k += kLanes) {
+            const Rays here{load(weight + k), load(drawn + k)};
+            double steps[kLanes];
+            store(steps, Due::of(here, level));
+            const unsigned above = below(fill(level), here.at(fill(last)));
+            for (int n = 0; n < kLanes && k + n < size; ++n) {
+                const std::int32_t leader = leaders[k + n];
+                due.step[leader] = static_cast<float>(steps[n]);
+                near.weight[near.used] = weight[k + n];
+                near.drawn[near.used] = drawn[k + n];
+                near.number[near.used] = leader;
+                near.used += above >> n & 1;
+            }
+        }
+    }
+    return true;
+}
+
+// Draws from everybody from step i on by a level of errors, which only rises; returns the first step that it has not done,
+// before `stop` if the level is of no more use: it is too high, and nobody is above it, or too low, and too many are.
+NODECACHE_TARGET static std::int64_t draw_level(Work& work, Pool& pool, Guess& guess, Near& near, Due& due, std::int64_t i,
+                                                std::int64_t stop) {
+    double reserve = 2 * guess.reserve, level = guess.low - reserve;
+    if (!(level > -kInfinity)) return i;
+    due.reckon(pool, level);
+    while (i < stop) {
+        const std::int64_t end = std::min(stop, i + 2 * Near::kMostSteps);
+        const double last = step_of(end - 1);
+        work.poll.spend(pool.count / 8);
+        if (!fill_near(work.all, due, level, last, near)) break;
+        double slack = kInfinity;
+        i = draw(work, pool, near, Line{step_of(i), level + margin(work.all, last, level, level), 0}, i, end, slack);
+        guess.low = level;
+        if (i < end) break;
+        due.reckon({near.weight, near.drawn, near.number, near.alone, near.used}, level);
+        level += std::max(0.0, slack - reserve);
+        reserve *= 0.99;
+    }
+    guess.floor = kInfinity;
+    return i;
+}
+
+constexpr std::int32_t kMany = 512;       // leaders from which on it pays to look at those near only
+constexpr std::int32_t kVeryMany = 8192;  // and from which on it pays to know when each is due
+
+// Draws from everybody. A level is tried time and again, the more seldom the shorter it lasts.
+NODECACHE_TARGET static void draw_many(Work& work, Near& near, std::int64_t size) {
+    Pool everybody{work.all.weights, work.all.drawn.get(), nullptr, nullptr, work.all.count};
+    Guess guess{kSteps};
+    if (work.all.leaders <= kVeryMany) {
+        double slack = kInfinity;
+        draw_all(work, everybody, guess, near, Line{}, 0, size, slack);
+        return;
+    }
+    Due due(work.all.count);
+    constexpr std::int64_t kFewest = 4 * Near::kMostSteps, kMost = 64 * kFewest;
+    std::int64_t by_line = kFewest;  // steps until the next trial of a level
+    for (std::int64_t i = 0; i < size;) {
+        double slack = kInfinity;
+        i = draw_all(work, everybody, guess, near, Line{}, i, std::min(size, i + by_line), slack);
+        const std::int64_t begin = i;
+        i = draw_level(work, everybody, guess, near, due, i, size);
+        by_line = i - begin < 2 * by_line ? std::min(2 * by_line, kMost) : kFewest;
+    }
+}
+
 }  // namespace
 
 NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendOutput out, Poll& poll) {
     Work work{all, out, poll};
-    Pool everybody{all.weights, all.drawn.get(), nullptr, all.count};
-    double slack = kInfinity;
     const auto near = std::make_unique<Near>();
-    if (all.leaders > kMany) {
-        Guess guess{kSteps};
-        draw_all(work, everybody, guess, *near, Line{}, 0, size, slack);
-        return;
-    }
+    if (all.leaders > kMany) return draw_many(work, *near, size);
     // Everybody who can be drawn is near; where these are few, in the slots.
+    Pool everybody{all.weights, all.drawn.get(), nullptr, nullptr, all.count};
     fill_set<false>(everybody, *near, -kInfinity, -kInfinity, 1, 1);
-    Pool few = near->pool();
+    Pool few = near->pool(all);
+    double slack = kInfinity;
     if (all.leaders > kFew) {
         draw_all(work, few, near->guess, near->slots, Line{}, 0, size, slack);
         return;

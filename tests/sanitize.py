@@ -122,6 +122,7 @@ def blends_of(module):
             same([one[:short] for one in got], slow_blend(weights, short))
             yield got
         yield blended(module, kind(random, 5000), 6000)
+        yield blended(module, kind(random, 9000), 12_000)
         strided = np.repeat(kind(random, 70), 3)[::3]
         index, sample = np.full((300, 2), -1, np.int16)[:, 1], np.full((300, 2), -1, np.int64)[::-1, 0]
         module.build_blending_indices(index, sample, strided, 70, 300, False)
