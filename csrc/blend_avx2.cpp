@@ -13,7 +13,7 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 4;
-constexpr int kFloats = 8;
+constexpr int kFloats = 8;  // that are compared at once
 constexpr int kWidths[] = {1, 2, 4, 8, 12, 16};  // vectors of slots
 constexpr int kEarlyWidth = 4;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots

@@ -8,7 +8,7 @@ namespace nodecache {
 namespace {
 
 constexpr int kLanes = 2;
-constexpr int kFloats = 1;
+constexpr int kFloats = 1;  // that are compared at once
 constexpr int kWidths[] = {2, 4, 8, 16, 24, 32};  // vectors of slots
 constexpr int kEarlyWidth = 4;  // up to which the registers hold two next errors of each slot
 constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots

@@ -42,7 +42,7 @@ struct Set {
     static constexpr int kRoom = kMost;
     alignas(64) double weight[kMost + kLanes];
     alignas(64) double drawn[kMost + kLanes];
-    std::int32_t number[kMost + 1];  // in the pool
+    std::int32_t number[kMost + 1];  // in the pool; one more, for somebody who is written and then not kept
     int used = 0;
 
     // Adds some who are never drawn, till there are so many.
@@ -412,11 +412,11 @@ struct Due {
                   std::numeric_limits<float>::infinity());
     }
     // Of some leaders; the largest number if never.
-    NODECACHE_TARGET static NODECACHE_METHOD Vector of(const Rays& rays, double level) {
+    NODECACHE_TARGET static NODECACHE_METHOD Vector of(const Rays& here, double level) {
         // Rounding to float moves a step by less, and so does rounding before that, unless the sum nearly cancels; then the
         // level is about as large as `drawn`, and the margin above it covers what that may do.
         constexpr double kEarlier = 1 - 0x1p-22;
-        const Vector steps = mul(div(add(rays.drawn, fill(level)), rays.weight), fill(kEarlier));
+        const Vector steps = mul(div(add(here.drawn, fill(level)), here.weight), fill(kEarlier));
         return min(max(steps, fill(0)), fill(std::numeric_limits<float>::max()));
     }
 
@@ -505,8 +505,8 @@ constexpr std::int32_t kVeryMany = 8192;  // and from which on it pays to know w
 NODECACHE_TARGET static void draw_many(Work& work, Near& near, std::int64_t size) {
     Pool everybody{work.all.weights, work.all.drawn.get(), nullptr, nullptr, work.all.count};
     Guess guess{kSteps};
+    double slack = kInfinity;
     if (work.all.leaders <= kVeryMany) {
-        double slack = kInfinity;
         draw_all(work, everybody, guess, near, Line{}, 0, size, slack);
         return;
     }
@@ -514,7 +514,6 @@ NODECACHE_TARGET static void draw_many(Work& work, Near& near, std::int64_t size
     constexpr std::int64_t kFewest = 4 * Near::kMostSteps, kMost = 64 * kFewest;
     std::int64_t by_line = kFewest;  // steps until the next trial of a level
     for (std::int64_t i = 0; i < size;) {
-        double slack = kInfinity;
         i = draw_all(work, everybody, guess, near, Line{}, i, std::min(size, i + by_line), slack);
         const std::int64_t begin = i;
         i = draw_level(work, everybody, guess, near, due, i, size);
