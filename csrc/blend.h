@@ -16,6 +16,11 @@ struct BlendOutput {
     std::ptrdiff_t dataset_stride;  // in elements
     std::int64_t* sample;
     std::ptrdiff_t sample_stride;
+
+    void put(std::int64_t i, std::int32_t drawn_dataset, std::int64_t drawn_sample) const {
+        dataset[i * dataset_stride] = static_cast<std::int16_t>(drawn_dataset);
+        sample[i * sample_stride] = drawn_sample;
+    }
 };
 
 // Draws `size` times. Weights of zero are never drawn; at least one weight is positive, all are finite, `count` is in

@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kFloats = 16;  // that are compared at once
-constexpr int kWidths[] = {1, 2, 4, 6, 8, 13};  // vectors of slots
-constexpr int kEarlyWidth = 6;  // up to which the registers hold two next errors of each slot
-constexpr int kFew = 8 * kLanes;  // leaders who are all in the slots
+constexpr int kInts = 16;  // lanes in fixed point
+constexpr int kWidths[] = {1, 2, 3, 4, 6, 8};  // vectors of slots, of kInts
+constexpr int kFew = 8 * kInts;  // leaders who are all in the slots
 constexpr int kSteps = 24;       // between two looks at everybody
 constexpr int kLongSteps = 48;   // the same where that takes long
 using Vector = __m512d;
@@ -35,12 +35,6 @@ NODECACHE_TARGET NODECACHE_INLINE Vector spread_max(Vector v) {
     return _mm512_max_pd(v, _mm512_permute_pd(v, 0x55));
 }
 NODECACHE_TARGET NODECACHE_INLINE double one(Vector v) { return _mm512_cvtsd_f64(v); }
-NODECACHE_TARGET NODECACHE_INLINE Vector add_where_equal(Vector v, Vector a, Vector b) {
-    return _mm512_mask_add_pd(v, _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), v, _mm512_set1_pd(1));
-}
-NODECACHE_TARGET NODECACHE_INLINE Vector choose_where_equal(Vector other, Vector v, Vector a, Vector b) {
-    return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ), other, v);
-}
 NODECACHE_TARGET NODECACHE_INLINE unsigned equal(Vector a, Vector b) {
     return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ);
 }
@@ -49,6 +43,28 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned below(Vector a, Vector b) {
 }
 NODECACHE_TARGET NODECACHE_INLINE unsigned not_above(const float* p, float most) {
     return _mm512_cmp_ps_mask(_mm512_loadu_ps(p), _mm512_set1_ps(most), _CMP_LE_OQ);
+}
+
+using Ints = __m512i;
+NODECACHE_TARGET NODECACHE_INLINE Ints load(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+NODECACHE_TARGET NODECACHE_INLINE void store(std::int32_t* p, Ints v) { _mm512_storeu_si512(p, v); }
+NODECACHE_TARGET NODECACHE_INLINE void store_rounded(std::int32_t* p, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtpd_epi32(v));
+}
+NODECACHE_TARGET NODECACHE_INLINE Ints fill(std::int32_t x) { return _mm512_set1_epi32(x); }
+NODECACHE_TARGET NODECACHE_INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Ints max(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Ints spread_max(Ints v) {
+    v = _mm512_max_epi32(v, _mm512_shuffle_i64x2(v, v, 0x4e));
+    v = _mm512_max_epi32(v, _mm512_shuffle_i64x2(v, v, 0xb1));
+    v = _mm512_max_epi32(v, _mm512_shuffle_epi32(v, static_cast<_MM_PERM_ENUM>(0x4e)));
+    return _mm512_max_epi32(v, _mm512_shuffle_epi32(v, static_cast<_MM_PERM_ENUM>(0xb1)));
+}
+NODECACHE_TARGET NODECACHE_INLINE std::int32_t one(Ints v) { return _mm512_cvtsi512_si32(v); }
+NODECACHE_TARGET NODECACHE_INLINE unsigned above(Ints a, Ints b) { return _mm512_cmpgt_epi32_mask(a, b); }
+NODECACHE_TARGET NODECACHE_INLINE Ints sub_where_above(Ints v, Ints less, Ints a, Ints b) {
+    return _mm512_mask_sub_epi32(v, _mm512_cmpgt_epi32_mask(a, b), v, less);
 }
 
 }  // namespace

@@ -14,6 +14,8 @@ KINDS = {
     "dirichlet": lambda random, count: random.dirichlet(np.ones(count)),
     "equal": lambda _random, count: np.ones(count) / count,
     "nearly equal": lambda random, count: _normal(1 + 1e-6 * random.random(count)),
+    "as near as fixed point can tell": lambda random, count: _normal(1 + 2.0 ** -random.integers(18, 34, count)),
+    "above the steps of fixed point": lambda random, count: 2.0 ** random.uniform(20, 27, count),
     "units in the last place": lambda random, count: _normal(1 + 2.0**-52 * random.integers(0, 9, count)),
     "powers of two": lambda random, count: 2.0 ** -random.integers(1, 60, count),
     "whole numbers": lambda random, count: _normal(random.integers(1, 50, count).astype(float)),

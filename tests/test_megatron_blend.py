@@ -24,7 +24,7 @@ shared = settings(
 def weight_lists(draw):
     """Weights of the kinds that meet each branch of the search: ties, near ties, and scales far apart."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    count = draw(st.sampled_from([1, 2, 3, 7, 8, 9, 63, 64, 65, 66, 130, 500]))
+    count = draw(st.sampled_from([1, 2, 3, 7, 8, 9, 17, 63, 64, 65, 66, 100, 128, 130, 500]))
     kind = draw(st.sampled_from(sorted(KINDS)))
     return KINDS[kind](random, count)
 
@@ -71,7 +71,7 @@ CROWDS = {
 }
 
 
-@pytest.mark.parametrize("count", [4500, 16_000])
+@pytest.mark.parametrize("count", [4500, 20_000])
 @pytest.mark.parametrize("kind", CROWDS)
 def test_a_crowd_that_comes_and_goes_is_drawn_as_the_peer_does(helpers, peer, kind, count):
     weights = CROWDS[kind](np.random.default_rng(11), count)
@@ -79,7 +79,7 @@ def test_a_crowd_that_comes_and_goes_is_drawn_as_the_peer_does(helpers, peer, ki
     same(blended(helpers, weights, 60_000), blended(peer, weights, 60_000))
 
 
-@pytest.mark.parametrize("count", [16, 17, 32, 33, 64, 65, 256, 257, 512, 513, 2048, 2049, 8192, 8193])
+@pytest.mark.parametrize("count", [16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 2048, 2049, 16_384, 16_385])
 def test_just_so_many_leaders_as_a_way_of_searching_is_for_are_drawn_as_the_peer_does(helpers, peer, count):
     weights = np.random.default_rng(count).dirichlet(np.ones(count))
     same(blended(helpers, weights, 20_000), blended(peer, weights, 20_000))
