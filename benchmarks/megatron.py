@@ -43,10 +43,11 @@ def load_peer():
     return module
 
 
-def timed(call, module):
-    """Seconds, and the result."""
+def timed(prepare, module):
+    """Seconds, without those of the preparation, and the result."""
+    call = prepare(module)
     begin = time.perf_counter()
-    result = call(module)
+    result = call()
     return time.perf_counter() - begin, result
 
 
@@ -62,29 +63,34 @@ def seconds_a_byte():
     return min(times) / (2 * source.nbytes)
 
 
+def filling(name, size, *arguments):
+    """Prepare a call of a function that fills two outputs, whose pages are there before."""
+
+    def prepare(module):
+        index, sample = np.ones(size, np.int16), np.ones(size, np.int64)
+
+        def call():
+            getattr(module, name)(index, sample, *arguments)
+            return index, sample
+
+        return call
+
+    return prepare
+
+
 def blend(weights, size):
-    """Call the blend with outputs of its own."""
-
-    def call(module):
-        index, sample = np.zeros(size, np.int16), np.zeros(size, np.int64)
-        index[:] = sample[:] = 1  # the pages are there before the clock starts for either
-        module.build_blending_indices(index, sample, weights, len(weights), size, False)
-        return index, sample
-
-    return call
+    """Prepare a blend."""
+    return filling("build_blending_indices", size, weights, len(weights), size, False)
 
 
 def exhaust(sizes):
-    """Call the exhaustive blend with outputs of its own."""
+    """Prepare an exhaustive blend."""
+    return filling("build_exhaustive_blending_indices", int(sizes.sum()), sizes, len(sizes))
 
-    def call(module):
-        total = int(sizes.sum())
-        index, sample = np.zeros(total, np.int16), np.zeros(total, np.int64)
-        index[:] = sample[:] = 1
-        module.build_exhaustive_blending_indices(index, sample, sizes, len(sizes))
-        return index, sample
 
-    return call
+def making(name, *arguments):
+    """Prepare a call of a function that makes its output."""
+    return lambda module: lambda: getattr(module, name)(*arguments)
 
 
 def inputs(quick):
@@ -114,13 +120,7 @@ def inputs(quick):
         moved = 8 * documents + tokens // 2048 * width // 4
         arguments = (sizes, order, 2048, 1, tokens, True, 1)
         name = f"build_sample_idx_int{width}"
-        yield (
-            name,
-            lambda module, name=name, arguments=arguments: getattr(module, name)(*arguments),
-            documents,
-            moved,
-            3,
-        )
+        yield name, making(name, *arguments), documents, moved, 3
 
     sentences = 10_000_000 // scale
     counts = random.integers(1, 40, sentences // 20)
@@ -130,27 +130,27 @@ def inputs(quick):
     arguments = (bounds, lengths, 1, 10**9, 512, 0.1, 1234, False, 2)
     rows = len(megatron.compile_helper().build_mapping(*arguments))
     moved = lengths.nbytes + bounds.nbytes + 3 * 12 * rows
-    yield "build_mapping", lambda module: module.build_mapping(*arguments), total, moved, 1.5
+    yield "build_mapping", making("build_mapping", *arguments), total, moved, 1.5
     blocks = (bounds, lengths, np.zeros(len(counts), np.int32), 1, 10**9, 512, 1234, False, False)
     moved = lengths.nbytes + bounds.nbytes + 3 * 16 * rows
-    yield "build_blocks_mapping", lambda module: module.build_blocks_mapping(*blocks), total, moved, 1.5
+    yield "build_blocks_mapping", making("build_blocks_mapping", *blocks), total, moved, 1.5
 
 
 def growth(ours, options):
     """Print what a sample costs in a blend of more and more datasets, beside their logarithm."""
     random = np.random.default_rng(1)
-    size = 100_000 if options.quick else 1_000_000
-    calls = {count: blend(random.dirichlet(np.ones(count)), size) for count in (1000, 3000, 10_000, 30_000)}
-    times = {count: [] for count in calls}
-    for _ in range(options.rounds):
-        for count, call in calls.items():
-            times[count].append(timed(call, ours)[0] / size * 1e9)
-    least = statistics.median(times[1000])
-    print(f"\na blend of {size:,} samples")
-    for count, each in times.items():
-        cost = statistics.median(each)
-        logarithm = np.log(count) / np.log(1000)
-        print(f"{count:>7,} datasets {cost:6.1f} ns {cost / least:5.2f}x, their logarithm {logarithm:.2f}x")
+    weights = {count: random.dirichlet(np.ones(count)) for count in (1000, 3000, 10_000, 30_000)}
+    for size in (50_000, 500_000) if options.quick else (1_000_000, 10_000_000):
+        times = {count: [] for count in weights}
+        for _ in range(options.rounds):
+            for count, each in weights.items():
+                times[count].append(timed(blend(each, size), ours)[0] / size * 1e9)
+        least = statistics.median(times[1000])
+        print(f"\na blend of {size:,} samples")
+        for count, each in times.items():
+            cost = statistics.median(each)
+            logarithm = np.log(count) / np.log(1000)
+            print(f"{count:>7,} datasets {cost:6.1f} ns {cost / least:5.2f}x, their logarithm {logarithm:.2f}x")
 
 
 def equal(one, other):

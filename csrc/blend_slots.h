@@ -1,21 +1,22 @@
 // Drawing from the slots: the few leaders who are compared at every step.
 //
-// They are compared in fixed point, which takes a third of the time: so many more fit into a vector, and an error at the next
-// step is one addition. That can be wrong by a few units. Where it might decide otherwise than the rule, which is where two
-// errors are as close as that, the rule is computed as it stands.
+// They are compared in fixed point: whole numbers of 32 bits, by which twice as many fit into a vector, and an error at the
+// next step is one addition. Those can be wrong by a few units. Where two errors are as close as that, the rule is computed
+// as it stands.
 
 namespace nodecache {
 namespace {
 
 constexpr std::int64_t kStretch = 64;  // steps in fixed point between two conversions
-// Units that an error can rise in these. One is above the errors at the beginning, so that no number overflows: they begin at
-// zero or below, rise to kReach at most, and whoever is below -kReach is not drawn.
+// Units by which an error rises in a stretch at most. All begin at zero or below, and only who is above -kReach is drawn, so
+// that no number overflows.
 constexpr double kReach = 0x1p29;
 
 struct Slots : Set<kWidths[5] * kInts> {
-    // The fixed point: errors are above a line that falls behind all of them, in units of which so many are 1.
+    // The fixed point: how far errors are from a line that rises no faster than any of them.
     alignas(64) std::int32_t rise[kRoom];  // units per step
-    double slope, scale;                   // of the line, per step; a power of two
+    double slope;                          // of the line
+    double scale;                          // so many units are 1; a power of two
 
     // Chooses it for some steps.
     NODECACHE_TARGET void fix(const Everybody& all, int size, const Line& line, double begin, double last) {
@@ -108,7 +109,7 @@ NODECACHE_TARGET static std::int64_t draw_quickly(Work& work, Pool& pool, Slots&
         error[v] = load(units + v * kInts);
         rise[v] = load(slots.rise + v * kInts);
     }
-    // Where a draw is more than all this, whoever is drawn stays below -kReach.
+    // Where this is less than a draw, whoever is drawn stays below -kReach all the same.
     const auto draw = static_cast<std::int32_t>(std::min(scale, 2 * kReach));
     const std::int64_t* const limits = work.all.limits;
     const BlendOutput out = work.out;
