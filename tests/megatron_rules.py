@@ -63,7 +63,8 @@ def slow_blend(weights, size, limits=None):
     out = (weights <= 0) if limits is None else np.asarray(limits) <= 0
     index, sample = blend_arrays(size)
     for i in range(size):
-        error = weights * max(i, 1.0) - drawn
+        with np.errstate(over="ignore"):  # an infinite error is one too
+            error = weights * max(i, 1.0) - drawn
         error[out] = -np.inf
         j = int(np.argmax(error))
         index[i], sample[i] = j, drawn[j]
