@@ -1,6 +1,7 @@
 // Python's side: checks every argument, releases the GIL, and turns faults into exceptions that name the argument.
 #include "python.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -22,9 +23,15 @@ constexpr std::int64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
 [[noreturn]] void raise_type(const std::string& message) { raise(PyExc_TypeError, message); }
 [[noreturn]] void raise_value(const std::string& message) { raise(PyExc_ValueError, message); }
 
+// Says what to pass, in place of an exception of a kind by which an object says that it is none. Others are raised as they are.
+[[noreturn]] void instead_of(PyObject* kind, PyObject* value, const char* name, const char* wanted) {
+    if (!PyErr_ExceptionMatches(kind) && !PyErr_ExceptionMatches(PyExc_TypeError)) throw Raised{};
+    raise_type(std::string(name) + " is a " + type_name(value) + ": pass " + wanted);
+}
+
 std::int64_t integer(PyObject* value, const char* name, std::int64_t least, std::int64_t most) {
     PyObject* const whole = PyNumber_Index(value);
-    if (!whole) raise_type(std::string(name) + " is a " + type_name(value) + ": pass an integer");
+    if (!whole) instead_of(PyExc_TypeError, value, name, "an integer");
     const Object index(whole);
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(index.get(), &overflow);
@@ -36,13 +43,17 @@ std::int64_t integer(PyObject* value, const char* name, std::int64_t least, std:
 
 double real(PyObject* value, const char* name) {
     const double number = PyFloat_AsDouble(value);
-    if (number == -1 && PyErr_Occurred()) raise_type(std::string(name) + " is a " + type_name(value) + ": pass a number");
+    if (number == -1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) instead_of(PyExc_TypeError, value, name, "a number");
+        PyErr_Clear();
+        return std::numeric_limits<double>::infinity();
+    }
     return number;
 }
 
 bool truth(PyObject* value, const char* name) {
     const int result = PyObject_IsTrue(value);
-    if (result < 0) raise_type(std::string(name) + " is a " + type_name(value) + ": pass True or False");
+    if (result < 0) instead_of(PyExc_ValueError, value, name, "True or False");
     return result != 0;
 }
 
@@ -161,7 +172,8 @@ struct Output : Elements<T> {
         if (is_array < 0) throw Raised{};
         if (!is_array)
             raise_type(std::string(name) + " is a " + type_name(value) + " and cannot be filled in place" + instead(size));
-        Object array(Py_NewRef(value));
+        // As numpy sees it: a subclass may say anything of itself.
+        Object array = module("numpy").attribute("asarray")(value);
         if (!has_dtype<T>(array))
             raise_type(std::string(name) + " has dtype " + dtype_name(array) + " instead of " + kName<T> + instead(size));
         const std::int64_t count = dimensions(array);
@@ -195,6 +207,7 @@ Object build_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_
     Output<std::int16_t> index(dataset_index, "dataset_index", draws);
     Output<std::int64_t> sample(dataset_sample_index, "dataset_sample_index", draws);
     const bool loud = truth(verbose, "verbose");
+    if (loud) print("> building indices for blended datasets ...");
     bool any = false;
     for (std::int32_t j = 0; j < count; ++j) {
         const double value = weight.view[j];
@@ -204,7 +217,6 @@ Object build_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_
         any = any || value > 0;
     }
     if (!any && draws > 0) raise_value("weights are all zero: at least one must be positive");
-    if (loud) print("> building indices for blended datasets ...");
     std::unique_ptr<double[]> dense;
     const double* data = weight.view.data;
     if (weight.view.stride != 1) {
@@ -218,7 +230,17 @@ Object build_blending_indices(PyObject* dataset_index, PyObject* dataset_sample_
         });
     if (!loud) return none();
     std::vector<std::int64_t> drawn(count);
-    for (std::int64_t i = 0; i < draws; ++i) ++drawn[index.data()[i * index.stride()]];
+    without_gil([&](Poll& poll) {
+        constexpr std::int64_t kPart = 1 << 16;
+        for (std::int64_t i = 0; i < draws; i += kPart) {
+            for (std::int64_t k = i; k < std::min(draws, i + kPart); ++k) {
+                // Where outputs overlap, or another thread writes to them, anything may be there.
+                const std::int16_t dataset = index.data()[k * index.stride()];
+                if (dataset >= 0 && dataset < count) ++drawn[dataset];
+            }
+            poll.spend(kPart);
+        }
+    });
     print(" > sample ratios:");
     for (std::int32_t j = 0; j < count; ++j)
         print("   dataset " + std::to_string(j) + ", input: " + shortest(data[j]) + ", achieved: " +
@@ -328,7 +350,8 @@ struct Report {
         print("    using:");
         line("number of documents:            ", documents.size - 1);
         print("     sentences range:                [" + std::to_string(first) + ", " + std::to_string(last) + ")");
-        line("total number of sentences:      ", last - first);
+        line("total number of sentences:      ",
+             static_cast<std::int64_t>(static_cast<std::uint64_t>(last) - static_cast<std::uint64_t>(first)));
         line("number of epochs:               ", options.epochs);
         print("     maximum number of samples:      " + std::to_string(options.most));
         line("maximum sequence length:        ", options.length);

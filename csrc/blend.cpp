@@ -58,6 +58,7 @@ Everybody meet(const double* weights, const std::int64_t* limits, std::int32_t c
 void blend(const double* weights, const std::int64_t* limits, std::int32_t count, std::int64_t size, BlendOutput out,
            Poll& poll) {
     Everybody all = meet(weights, limits, count, size);
+    if (all.leaders == 0) return;  // another thread has written zeros
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return search_avx512(all, size, out, poll);

@@ -51,12 +51,13 @@ NODECACHE_TARGET static std::int64_t draw_exactly(Work& work, Pool& pool, Slots&
         const double over = one(best) - line.at(step);
         if (!(over > 0)) break;
         slack = std::min(slack, over);
-        int winner = -1;  // of several that are equally far behind, the lowest index
+        int winner = -1, ties = 0;  // of several that are equally far behind, the lowest index
         for (int s = 0; s < slots.used; s += kLanes)
-            for (unsigned in = equal(rays(slots.weight + s, slots.drawn + s).at(fill(step)), best); in; in &= in - 1) {
+            for (unsigned in = equal(rays(slots.weight + s, slots.drawn + s).at(fill(step)), best); in; in &= in - 1, ++ties) {
                 const int other = s + __builtin_ctz(in);
                 if (winner < 0 || head(other) < head(winner)) winner = other;
             }
+        work.poll.spend(slots.used + 8 * ties);
         take(work, pool, slots.number[winner], i);
         slots.drawn[winner] = pool.drawn[slots.number[winner]];
     }

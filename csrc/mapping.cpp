@@ -1,6 +1,7 @@
 #include "mapping.h"
 
 #include <cstdlib>
+#include <limits>
 #include <utility>
 
 namespace nodecache {
@@ -134,6 +135,12 @@ private:
     std::int64_t begin_ = 0, end_ = 0;
 };
 
+// How many there are from one to before another: fewer than any number that is asked for, if that many fewer than none.
+std::int64_t sentences(std::int64_t first, std::int64_t last) {
+    std::int64_t count = 0;
+    return __builtin_sub_overflow(last, first, &count) ? std::numeric_limits<std::int64_t>::min() : count;
+}
+
 template <class Row, bool kBlocks>
 void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const MappingOptions& options, Poll& poll,
            Mapping<Row>& result) {
@@ -161,22 +168,22 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
         std::uint64_t block = 0;
         for (std::int64_t document = 0; document + 1 < documents.size; ++document) {
             const std::int64_t first = documents[document], last = documents[document + 1];
-            const std::int64_t count = last - first;
-            poll.spend(count > 0 ? 3 + 2 * count : 3);
             std::int64_t target = options.length;
             if (kBlocks) {
                 const std::int32_t title = options.titles[document];
                 if (title < 0) return fail(MappingFault::negative_title, document);
                 target -= title;
             }
-            if (count > 0 && (first < 0 || last > sizes.size)) return fail(MappingFault::sentence_out_of_range, document);
+            if (last > first && (first < 0 || last > sizes.size)) return fail(MappingFault::sentence_out_of_range, document);
+            const std::int64_t count = sentences(first, last);
+            poll.spend(count > 0 ? 3 + 2 * count : 3);
             if (epoch == 0) {
                 result.empty += count == 0;
                 result.single += count == 1;
             }
             // A document that is too short to be looked at for lengthy sentences may have any.
             const bool looked_at = kBlocks ? count >= fewest : count > 1;
-            if ((looked_at || count >= fewest) && !checked.none_is_odd(first, last)) {
+            if (count > 0 && (looked_at || count >= fewest) && !checked.none_is_odd(first, last)) {
                 std::int32_t most = 0;
                 std::int32_t signs = 0;
                 for (std::int64_t sentence = first; sentence < last; ++sentence) {
@@ -192,6 +199,7 @@ void build(Strided<std::int64_t> documents, Strided<std::int32_t> sizes, const M
             }
             if (count < fewest) continue;
             if (!kBlocks) target = draw_target();
+            if (count <= 0) continue;
             std::int64_t start = first, tokens = 0;
             const auto close = [&](std::int64_t end) {
                 if (!rows.reserve_one()) return false;

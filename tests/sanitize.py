@@ -174,7 +174,21 @@ def strange():
     whole = [-(2**63), -(2**31), -1, 0, 1, 2, 3, 50, 2**31 - 1, 2**31, 2**32 + 1, 2**62, 2**63, 2**70]
     others = [None, True, "x", b"x", 1.5, float("nan"), float("inf"), 1e-300, 1j, [], {}, object]
     arrays = [
-        *(np.array(values) for values in ([-1], [0, 3], [9, 9, 9], [2**31], [2**62] * 3, [0.5, 1], [np.nan], [[1]])),
+        *(
+            np.array(values)
+            for values in (
+                [-1],
+                [0, 3],
+                [9, 9, 9],
+                [2**31],
+                [2**62] * 3,
+                [2**63 - 1, -(2**63)],
+                [-(2**63), 2**63 - 1],
+                [0.5, 1],
+                [np.nan],
+                [[1]],
+            )
+        ),
         *(np.zeros(0, dtype) for dtype in (np.int32, np.int64, np.float64)),
         *(np.arange(20).astype(dtype)[::-3] for dtype in ("i1", "u8", "i2", ">i4", "f4", "M8[s]", "O", "S3")),
         *(np.frombuffer(bytearray(8 * 9 + 1), dtype, 9, 1) for dtype in (np.int16, np.int32, np.int64, np.float64)),

@@ -317,3 +317,49 @@ def test_verbose_tells_what_the_peer_tells(helpers, peer, capfd):
     ours = capfd.readouterr().out
     peer.build_blending_indices(*arrays)
     assert ours == capfd.readouterr().out != ""
+
+
+def test_verbose_counts_what_it_drew_though_the_outputs_overlap(helpers, capfd):
+    """What lies there then is no dataset's number, and counting it would write elsewhere."""
+    sample = np.zeros(200_000, np.int64)
+    helpers.build_blending_indices(sample.view(np.int16)[::4], sample, [0.5, 0.5], 2, len(sample), True)
+    sys.stdout.flush()
+    assert "sample ratios" in capfd.readouterr().out
+
+
+class Boaster(np.ndarray):
+    """Says of itself what a test wants."""
+
+    ndim = property(lambda _self: 1)  # type: ignore[assignment]
+    dtype = property(lambda _self: np.dtype(np.int16))  # type: ignore[assignment]
+
+
+def test_an_output_is_what_it_is_and_not_what_it_says(helpers):
+    index, sample = blend_arrays(10)
+    with pytest.raises(ValueError, match=r"^dataset_index has 0 dimensions"):
+        helpers.build_blending_indices(np.array(5, np.int16).view(Boaster), sample, [0.1, 0.9], 2, 10, False)
+    beyond = np.full(20, 7, np.int8)
+    with pytest.raises(TypeError, match=r"^dataset_index has dtype int8"):
+        helpers.build_blending_indices(beyond[:19:2].view(Boaster), sample, [0.1, 0.9], 2, 10, False)
+    assert (beyond == 7).all()
+    helpers.build_blending_indices(index.view(Boaster), sample, [0.1, 0.9], 2, 10, False)
+    assert sorted(set(index)) == [0, 1]
+
+
+class Raiser:
+    """Cannot be asked."""
+
+    def raise_it(self):
+        raise InterruptedError("asked")
+
+    __index__ = __bool__ = __float__ = raise_it
+
+
+def test_what_an_argument_raises_is_raised(helpers):
+    for arguments in ((Raiser(), 9, False), (1, Raiser(), False), (1, 9, Raiser())):
+        with pytest.raises(InterruptedError, match="asked"):
+            helpers.build_blending_indices(*blend_arrays(9), [0.5], *arguments)
+    with pytest.raises(InterruptedError, match="asked"):
+        helpers.build_mapping([0, 1], [1], 1, 10, 10, Raiser(), 1, False, 1)
+    with pytest.raises(ValueError, match=r"^short_seq_prob is inf"):
+        helpers.build_mapping([0, 1], [1], 1, 10, 10, 10**400, 1, False, 1)

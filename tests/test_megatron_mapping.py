@@ -97,6 +97,19 @@ def test_a_mapping_without_a_qualifying_document_is_empty_at_once_with_a_warning
     assert time.monotonic() - begin < 1
 
 
+@pytest.mark.parametrize("documents", [[2**63 - 1, -(2**63)], [-(2**63), -(2**63)], [2**62, 0, -(2**62) - 1]])
+@pytest.mark.parametrize("fewest", [-(2**31), 0, 1, 2])
+def test_documents_that_end_before_they_begin_have_no_sentences(helpers, documents, fewest, capfd):
+    """However far before, and whatever there may be at these places."""
+    documents = np.array(documents, np.int64)
+    sizes, titles = np.array([10, 20, 30], np.int32), np.zeros(len(documents) - 1, np.int32)
+    with pytest.warns(UserWarning, match="no document qualifies"):
+        assert helpers.build_mapping(documents, sizes, 2, 10, 10, 0.1, 1, True, fewest).shape == (0, 3)
+    with pytest.warns(UserWarning, match="no document qualifies"):
+        assert helpers.build_blocks_mapping(documents, sizes, titles, 2, 10, 10, 1, True, fewest == 1).shape == (0, 4)
+    assert "number of documents:" in capfd.readouterr().out
+
+
 def test_a_mapping_belongs_to_its_caller(helpers):
     rows = helpers.build_mapping([0, 3], [10, 20, 30], 1, 10, 40, 0, 7, False, 2)
     rows[0, 0] = 9
@@ -130,6 +143,8 @@ COMMON = [
     ({"docs": []}, ValueError, "docs is empty"),
     ({"docs": [0, 4]}, IndexError, r"docs\[0\] and the next are 0 and 4"),
     ({"docs": [-1, 3]}, IndexError, r"docs\[0\] and the next are -1 and 3"),
+    ({"docs": [0, 2**63 - 1]}, IndexError, r"docs\[0\] and the next are 0 and 9223372036854775807"),
+    ({"docs": [-(2**63), 2**63 - 1]}, IndexError, r"docs\[0\] and the next are -9223372036854775808 and"),
     ({"docs": [0, 2.5]}, ValueError, "docs has dtype float64"),
     ({"sizes": [10, -20, 30]}, ValueError, "sizes has a negative element in document 0"),
     ({"sizes": [10, 2**32, 30]}, ValueError, "sizes has dtype int64"),

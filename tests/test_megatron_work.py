@@ -28,6 +28,11 @@ size = 100_000_000
 index, sample = np.zeros(size, np.int16), np.zeros(size, np.int64)
 call = lambda: helpers.build_blending_indices(index, sample, np.array([0.3, 0.7]), 2, size, False)
 """,
+    "build_blending_indices of equals that form no ring": """
+size = 2**34
+index, sample = (np.lib.stride_tricks.as_strided(np.zeros(1, dtype), (size,), (0,)) for dtype in (np.int16, np.int64))
+call = lambda: helpers.build_blending_indices(index, sample, np.full(128, 2.0**60), 128, size, False)
+""",
     "build_exhaustive_blending_indices": """
 sizes = np.random.default_rng(0).multinomial(80_000_000, np.random.default_rng(1).dirichlet(np.ones(5000)))
 index, sample = np.zeros(sizes.sum(), np.int16), np.zeros(sizes.sum(), np.int64)
