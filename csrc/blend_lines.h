@@ -30,7 +30,9 @@ struct Near : Set<2048> {
     static constexpr std::int64_t kMostSteps = 512;
     static std::int64_t most_steps(std::int32_t) { return kMostSteps; }
 
-    Pool pool() {
+    Pool pool(const Everybody& all) {
+        for (int s = 0; s < used; ++s)
+            leader[s] = static_cast<std::uint16_t>(number[s] | (all.after[number[s]] == number[s] ? 0 : kShared));
         const int size = (used + kBlock - 1) / kBlock * kBlock;
         pad(size);
         return {weight, drawn, leader, size};
@@ -146,8 +148,7 @@ NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& gue
 
 NODECACHE_TARGET static std::int64_t draw(Work& work, Pool&, Near& near, const Line& line, std::int64_t i, std::int64_t stop,
                                           double& slack) {
-    for (int s = 0; s < near.used; ++s) near.leader[s] = flagged(work.all, near.number[s]);
-    Pool few = near.pool();
+    Pool few = near.pool(work.all);
     i = draw_all(work, few, near.guess, near.slots, line, i, stop, slack);
     for (int s = 0; s < near.used; ++s) work.all.drawn[near.number[s]] = near.drawn[s];
     return i;

@@ -14,10 +14,6 @@ struct Work {
 
 constexpr std::uint16_t kShared = 0x8000;  // beside a leader's index: others have its weight
 
-NODECACHE_INLINE std::uint16_t flagged(const Everybody& all, std::int32_t leader) {
-    return static_cast<std::uint16_t>(leader | (all.after[leader] == leader ? 0 : kShared));
-}
-
 // Leaders among whom the next to be drawn is, by numbers of their own: everybody, or those near.
 struct Pool {
     const double* weights;
@@ -95,15 +91,15 @@ NODECACHE_TARGET static double draw_one(Work& work, Pool& pool, const Line& unde
     Vector best = fill(-kInfinity);
     for (std::int32_t j = 0; j < pool.count; j += kLanes) best = max(rays(pool, j).at(fill(step)), best);
     const double error = one(spread_max(best));
-    work.poll.spend(pool.count);
     if (!(error > under.at(step))) return -kInfinity;
-    std::int32_t winner = -1;
+    std::int32_t winner = -1, ties = 0;  // of several that are equally far behind, the lowest index
+    const auto head = [&](std::int32_t number) { return work.all.head[pool.leader(number)]; };
     for (std::int32_t j = 0; j < pool.count; j += kLanes)
-        for (unsigned in = equal(rays(pool, j).at(fill(step)), fill(error)); in; in &= in - 1) {
+        for (unsigned in = equal(rays(pool, j).at(fill(step)), fill(error)); in; in &= in - 1, ++ties) {
             const std::int32_t other = j + __builtin_ctz(in);
-            const auto head = [&](std::int32_t number) { return work.all.head[pool.leader(number)]; };
             if (winner < 0 || head(other) < head(winner)) winner = other;
         }
+    work.poll.spend(pool.count + 8 * ties);
     take(work, pool, winner, i);
     return error;
 }

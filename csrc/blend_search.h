@@ -14,7 +14,7 @@
 namespace nodecache {
 namespace {
 
-constexpr std::int32_t kMany = 512;       // leaders from which on it pays to look at those near only
+constexpr std::int32_t kMany = 512;        // leaders from which on it pays to look at those near only
 constexpr std::int32_t kVeryMany = 16384;  // and from which on it pays to know when each is due
 
 // Draws from everybody. A level is tried time and again, the more seldom the shorter it lasts.
@@ -46,8 +46,7 @@ NODECACHE_TARGET void NODECACHE_SEARCH(Everybody& all, std::int64_t size, BlendO
     // Everybody who can be drawn is near; where these are few, in the slots.
     Pool everybody{all.weights, all.drawn.get(), nullptr, all.count};
     fill_set<false>(everybody, *near, -kInfinity, -kInfinity, 1, 1);
-    for (int s = 0; s < near->used; ++s) near->leader[s] = flagged(all, near->number[s]);
-    Pool few = near->pool();
+    Pool few = near->pool(all);
     double slack = kInfinity;
     if (all.leaders > kFew) {
         draw_all(work, few, near->guess, near->slots, Line{}, 0, size, slack);

@@ -42,25 +42,15 @@ struct Slots : Set<kWidths[5] * kInts> {
 // line there. `slack` becomes what the lowest error that was drawn is above the line, if that is less.
 NODECACHE_TARGET static std::int64_t draw_exactly(Work& work, Pool& pool, Slots& slots, const Line& line, std::int64_t i,
                                                   std::int64_t stop, double& slack) {
-    const auto head = [&](int slot) { return work.all.head[pool.leader(slots.number[slot])]; };
+    std::uint16_t leaders[Slots::kRoom];
+    for (int s = 0; s < slots.used; ++s) leaders[s] = pool.leaders[slots.number[s]];
+    Pool few{slots.weight, slots.drawn, leaders, (slots.used + kLanes - 1) / kLanes * kLanes};  // padded, for whole vectors
     for (; i < stop; ++i) {
-        const double step = step_of(i);
-        Vector best = fill(-kInfinity);
-        for (int s = 0; s < slots.used; s += kLanes) best = max(rays(slots.weight + s, slots.drawn + s).at(fill(step)), best);
-        best = spread_max(best);
-        const double over = one(best) - line.at(step);
-        if (!(over > 0)) break;
-        slack = std::min(slack, over);
-        int winner = -1, ties = 0;  // of several that are equally far behind, the lowest index
-        for (int s = 0; s < slots.used; s += kLanes)
-            for (unsigned in = equal(rays(slots.weight + s, slots.drawn + s).at(fill(step)), best); in; in &= in - 1, ++ties) {
-                const int other = s + __builtin_ctz(in);
-                if (winner < 0 || head(other) < head(winner)) winner = other;
-            }
-        work.poll.spend(slots.used + 8 * ties);
-        take(work, pool, slots.number[winner], i);
-        slots.drawn[winner] = pool.drawn[slots.number[winner]];
+        const double error = draw_one(work, few, line, i);
+        if (error == -kInfinity) break;
+        slack = std::min(slack, error - line.at(step_of(i)));
     }
+    for (int s = 0; s < slots.used; ++s) pool.drawn[slots.number[s]] = slots.drawn[s];
     return i;
 }
 
