@@ -44,6 +44,7 @@ Everybody meet(const double* weights, const std::int64_t* limits, std::int32_t c
             all.drawn[j] = 0;
             ++all.leaders;
         } else {
+            all.rings = true;
             after[last[leader]] = here;
             after[j] = leader;
             last[leader] = here;

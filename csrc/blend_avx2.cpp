@@ -70,6 +70,9 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned above(Ints a, Ints b) {
 NODECACHE_TARGET NODECACHE_INLINE Ints sub_where_above(Ints v, Ints less, Ints a, Ints b) {
     return _mm256_sub_epi32(v, _mm256_and_si256(_mm256_cmpgt_epi32(a, b), less));
 }
+NODECACHE_TARGET NODECACHE_INLINE int put(std::int32_t* to, std::uint64_t bits, std::int32_t first) {
+    return put_each(to, bits, first);
+}
 
 }  // namespace
 }  // namespace nodecache

@@ -66,6 +66,17 @@ NODECACHE_TARGET NODECACHE_INLINE unsigned above(Ints a, Ints b) { return _mm512
 NODECACHE_TARGET NODECACHE_INLINE Ints sub_where_above(Ints v, Ints less, Ints a, Ints b) {
     return _mm512_mask_sub_epi32(v, _mm512_cmpgt_epi32_mask(a, b), v, less);
 }
+NODECACHE_TARGET NODECACHE_INLINE int put(std::int32_t* to, std::uint64_t bits, std::int32_t first) {
+    const Ints lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    int count = 0;
+    NODECACHE_UNROLL
+    for (int k = 0; k < 64; k += kInts) {
+        const auto some = static_cast<__mmask16>(bits >> k);
+        store(to + count, _mm512_maskz_compress_epi32(some, add(lanes, fill(first + k))));
+        count += __builtin_popcount(some);
+    }
+    return count;
+}
 
 }  // namespace
 }  // namespace nodecache

@@ -23,6 +23,15 @@ struct Due {
         return min(max(steps, fill(0.0)), fill(std::numeric_limits<float>::max()));
     }
 
+    // Who in the block from j on is due up to a step.
+    NODECACHE_TARGET std::uint64_t until(std::int32_t j, double last) const {
+        std::uint64_t in = 0;
+        NODECACHE_UNROLL
+        for (int k = 0; k < kBlock; k += kFloats)
+            in |= std::uint64_t{not_above(&step[j + k], static_cast<float>(last))} << k;
+        return in;
+    }
+
     // Of a pool's leaders, anew.
     NODECACHE_TARGET void reckon(const Pool& pool, double level) {
         for (std::int32_t j = 0; j < pool.count; j += kLanes) {
@@ -36,41 +45,35 @@ struct Due {
 // Fills it with whoever is above a level of errors at a step; false if it cannot hold them. Whoever seemed due, and is not
 // above, gets a later step.
 NODECACHE_TARGET static bool fill_near(const Everybody& all, Due& due, double level, double last, Near& near) {
-    const float until = static_cast<float>(last);
-    constexpr int kUsual = 6;
+    constexpr int kMost = 4 * kBlock;  // at a time
     near.used = 0;
     for (std::int32_t j = 0; j < all.count;) {
-        std::int32_t leaders[4 * kBlock + kUsual];
-        double weight[4 * kBlock], drawn[4 * kBlock];
+        std::int32_t leaders[kMost + kBeyond];
+        double weight[kMost], drawn[kMost];
         int size = 0;
-        for (; j < all.count && size <= 3 * kBlock; j += kBlock) {
-            std::uint64_t in = 0;
-            NODECACHE_UNROLL
-            for (int k = 0; k < kBlock; k += kFloats) in |= std::uint64_t{not_above(&due.step[j + k], until)} << k;
-            // How many they are cannot be foreseen, so the usual number is written in any case, and what is too much is
-            // written over.
-            const int more = size + __builtin_popcountll(in);
-            for (int k = 0; k < kUsual || size + k < more; ++k, in &= in - 1)
-                leaders[size + k] = j + __builtin_ctzll(in | std::uint64_t{1} << 63);
-            size = more;
-        }
+        for (; j < all.count && size <= kMost - kBlock; j += kBlock) size += put(leaders + size, due.until(j, last), j);
         if (near.used + size > Near::kRoom) return false;
         for (int k = 0; k < size; ++k) {
             weight[k] = all.weights[leaders[k]];
             drawn[k] = all.drawn[leaders[k]];
         }
-        for (int k = 0; k < size; k += kLanes) {
-            const Rays here{load(weight + k), load(drawn + k)};
-            double steps[kLanes];
-            store(steps, Due::of(here, level));
-            const unsigned above = below(fill(level), here.at(fill(last)));
-            for (int n = 0; n < kLanes && k + n < size; ++n) {
-                const std::int32_t leader = leaders[k + n];
-                due.step[leader] = static_cast<float>(steps[n]);
-                near.weight[near.used] = weight[k + n];
-                near.drawn[near.used] = drawn[k + n];
-                near.number[near.used] = leader;
-                near.used += above >> n & 1;
+        for (int begin = 0; begin < size; begin += kBlock) {
+            const int end = std::min(size, begin + kBlock);
+            std::uint64_t above = 0;
+            for (int k = begin; k < end; k += kLanes)
+                above |= std::uint64_t{below(fill(level), rays(weight + k, drawn + k).at(fill(last)))} << (k - begin);
+            const std::uint64_t valid = ~std::uint64_t{0} >> (kBlock - (end - begin));
+            std::int32_t place[kBlock + kBeyond];
+            const int more = put(place, above & valid, begin);
+            for (int n = 0, s = near.used; n < more; ++n, ++s) {
+                near.weight[s] = weight[place[n]];
+                near.drawn[s] = drawn[place[n]];
+                near.number[s] = leaders[place[n]];
+            }
+            near.used += more;
+            for (std::uint64_t later = ~above & valid; later; later &= later - 1) {
+                const int k = begin + __builtin_ctzll(later);
+                due.step[leaders[k]] = static_cast<float>(one(Due::of({fill(weight[k]), fill(drawn[k])}, level)));
             }
         }
     }
@@ -81,11 +84,13 @@ NODECACHE_TARGET static bool fill_near(const Everybody& all, Due& due, double le
 // before `stop` if the level is of no more use: it is too high, and nobody is above it, or too low, and too many are.
 NODECACHE_TARGET static std::int64_t draw_level(Work& work, Pool& pool, Guess& guess, Near& near, Due& due, std::int64_t i,
                                                 std::int64_t stop) {
-    double reserve = 2 * guess.reserve, level = guess.low - reserve;
+    constexpr int kSpare = 384;  // who are above the level at first, so that it lasts
+    double reserve = kInfinity;  // what it is to be below the lowest error that is drawn
+    double level = ranked<kSpare>(pool, step_of(i)).error;
     if (!(level > -kInfinity)) return i;
     due.reckon(pool, level);
     while (i < stop) {
-        const std::int64_t end = std::min(stop, i + 2 * Near::kMostSteps);
+        const std::int64_t begin = i, end = std::min(stop, i + 2 * Near::kMostSteps);
         const double last = step_of(end - 1);
         work.poll.spend(pool.count / 8);
         if (!fill_near(work.all, due, level, last, near)) break;
@@ -94,8 +99,11 @@ NODECACHE_TARGET static std::int64_t draw_level(Work& work, Pool& pool, Guess& g
         guess.low = level;
         if (i < end) break;
         due.reckon({near.weight, near.drawn, near.leader, near.used}, level);
+        if (reserve == kInfinity)
+            reserve = 0.75 * slack;
+        else if (near.used > end - begin + kSpare)
+            reserve *= 0.97;
         level += std::max(0.0, slack - reserve);
-        reserve *= 0.99;
     }
     guess.floor = kInfinity;
     return i;

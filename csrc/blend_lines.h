@@ -31,8 +31,11 @@ struct Near : Set<2048> {
     static std::int64_t most_steps(std::int32_t) { return kMostSteps; }
 
     Pool pool(const Everybody& all) {
-        for (int s = 0; s < used; ++s)
-            leader[s] = static_cast<std::uint16_t>(number[s] | (all.after[number[s]] == number[s] ? 0 : kShared));
+        if (all.rings)
+            for (int s = 0; s < used; ++s)
+                leader[s] = static_cast<std::uint16_t>(number[s] | (all.after[number[s]] == number[s] ? 0 : kShared));
+        else
+            for (int s = 0; s < used; ++s) leader[s] = static_cast<std::uint16_t>(number[s]);
         const int size = (used + kBlock - 1) / kBlock * kBlock;
         pad(size);
         return {weight, drawn, leader, size};
@@ -52,17 +55,17 @@ NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, d
     set.used = 0;
     for (std::int32_t j = 0; j < pool.count; j += kBlock) {  // with one branch, for one a vector takes longer
         std::uint64_t in = 0;
-        if (j + kBlock <= pool.count)
+        if (j + kBlock <= pool.count) {
+            NODECACHE_UNROLL
             for (int k = 0; k < kBlock; k += kLanes) in |= look({load(pool.weights + j + k), load(pool.drawn + j + k)}) << k;
-        else
+        } else
             for (int k = 0; j + k < pool.count; k += kLanes) in |= look(rays(pool, j + k)) << k;
         if (set.used + __builtin_popcountll(in) > Some::kRoom) return false;
-        for (; in; in &= in - 1) {
-            const std::int32_t number = j + __builtin_ctzll(in);
-            set.weight[set.used] = pool.weights[number];
-            set.drawn[set.used] = pool.drawn[number];
-            set.number[set.used++] = number;
-        }
+        set.used += put(set.number + set.used, in, j);
+    }
+    for (int s = 0; s < set.used; ++s) {
+        set.weight[s] = pool.weights[set.number[s]];
+        set.drawn[s] = pool.drawn[set.number[s]];
     }
     return true;
 }

@@ -62,6 +62,9 @@ NODECACHE_INLINE unsigned above(Ints a, Ints b) {
     return static_cast<unsigned>((lanes[0] & 1) | (lanes[1] & 2) | (lanes[2] & 4) | (lanes[3] & 8));
 }
 NODECACHE_INLINE Ints sub_where_above(Ints v, Ints less, Ints a, Ints b) { return v - ((a > b) & less); }
+NODECACHE_INLINE int put(std::int32_t* to, std::uint64_t bits, std::int32_t first) {
+    return put_each(to, bits, first);
+}
 
 }  // namespace
 }  // namespace nodecache

@@ -30,7 +30,7 @@ struct Set {
     static constexpr int kRoom = kMost;
     alignas(64) double weight[kMost + kLanes];
     alignas(64) double drawn[kMost + kLanes];
-    std::int32_t number[kMost];  // in the pool
+    std::int32_t number[kMost + kBeyond];  // in the pool
     int used = 0;
 
     // Adds some who are never drawn, till there are so many.

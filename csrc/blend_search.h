@@ -17,7 +17,8 @@ namespace {
 constexpr std::int32_t kMany = 512;        // leaders from which on it pays to look at those near only
 constexpr std::int32_t kVeryMany = 16384;  // and from which on it pays to know when each is due
 
-// Draws from everybody. A level is tried time and again, the more seldom the shorter it lasts.
+// Draws from everybody. After a level that has lasted comes another at once; after one that has not, some steps by line come
+// first, each time twice as many.
 NODECACHE_TARGET static void draw_many(Work& work, Near& near, std::int64_t size) {
     Pool everybody{work.all.weights, work.all.drawn.get(), nullptr, work.all.count};
     Guess guess{kSteps};
@@ -27,13 +28,13 @@ NODECACHE_TARGET static void draw_many(Work& work, Near& near, std::int64_t size
         return;
     }
     Due due(work.all.count);
-    constexpr std::int64_t kFewest = 4 * Near::kMostSteps, kMost = 64 * kFewest;
+    constexpr std::int64_t kFewest = 4 * Near::kMostSteps, kMost = 64 * kFewest, kWorthwhile = 8 * kFewest;
     std::int64_t by_line = kFewest;  // steps until the next trial of a level
     for (std::int64_t i = 0; i < size;) {
         i = draw_all(work, everybody, guess, near, Line{}, i, std::min(size, i + by_line), slack);
         const std::int64_t begin = i;
         i = draw_level(work, everybody, guess, near, due, i, size);
-        by_line = i - begin < 2 * by_line ? std::min(2 * by_line, kMost) : kFewest;
+        by_line = i - begin < std::max(2 * by_line, kWorthwhile) ? std::clamp(2 * by_line, kFewest, kMost) : 0;
     }
 }
 
