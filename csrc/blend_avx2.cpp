@@ -17,8 +17,7 @@ constexpr int kFloats = 8;         // that are compared at once
 constexpr int kInts = 8;           // lanes in fixed point
 constexpr int kWidths[] = {1, 2, 4, 6, 8, 12};  // vectors of slots, of kInts
 constexpr int kFew = 8 * kInts;    // leaders who are all in the slots
-constexpr int kSteps = 24;         // between two looks at everybody
-constexpr int kLongSteps = 24;     // the same where that takes long
+constexpr int kSteps[] = {24, 24, 32};  // between two looks at everybody, who are few, many, very many
 using Vector = __m256d;
 NODECACHE_TARGET NODECACHE_INLINE Vector load(const double* p) { return _mm256_loadu_pd(p); }
 NODECACHE_TARGET NODECACHE_INLINE void store(double* p, Vector v) { _mm256_storeu_pd(p, v); }

@@ -25,7 +25,7 @@ constexpr std::int32_t kBlock = 64;  // leaders that are looked at together
 struct Near : Set<2048> {
     std::uint16_t leader[kRoom];
     Slots slots;
-    Guess guess{kSteps};  // for the slots
+    Guess guess{kSteps[0]};  // for the slots
 
     static constexpr std::int64_t kMostSteps = 512;
     static std::int64_t most_steps(std::int32_t) { return kMostSteps; }

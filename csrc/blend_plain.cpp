@@ -12,8 +12,7 @@ constexpr int kFloats = 1;         // that are compared at once
 constexpr int kInts = 4;           // lanes in fixed point
 constexpr int kWidths[] = {1, 2, 4, 8, 12, 16};  // vectors of slots, of kInts
 constexpr int kFew = 8 * kInts;    // leaders who are all in the slots
-constexpr int kSteps = 8;          // between two looks at everybody
-constexpr int kLongSteps = 16;     // the same where that takes long
+constexpr int kSteps[] = {8, 16, 28};  // between two looks at everybody, who are few, many, very many
 typedef double Vector __attribute__((vector_size(16)));
 NODECACHE_INLINE Vector load(const double* p) { return Vector{p[0], p[1]}; }
 NODECACHE_INLINE void store(double* p, Vector v) {

@@ -21,7 +21,7 @@ constexpr std::int32_t kVeryMany = 16384;  // and from which on it pays to know 
 // first, each time twice as many.
 NODECACHE_TARGET static void draw_many(Work& work, Near& near, std::int64_t size) {
     Pool everybody{work.all.weights, work.all.drawn.get(), nullptr, work.all.count};
-    Guess guess{kSteps};
+    Guess guess{kSteps[0]};
     double slack = kInfinity;
     if (work.all.leaders <= kVeryMany) {
         draw_all(work, everybody, guess, near, Line{}, 0, size, slack);

@@ -35,7 +35,7 @@ struct Slots : Set<kWidths[5] * kInts> {
             store_rounded(rise + s, mul(sub(load(weight + s), fill(slope)), fill(scale)));
     }
 
-    static std::int64_t most_steps(std::int32_t count) { return count <= 256 ? kSteps : kLongSteps; }
+    static std::int64_t most_steps(std::int32_t count) { return kSteps[count <= 256 ? 0 : count <= 1024 ? 1 : 2]; }
 };
 
 // Draws as the rule says, from step i on; returns the first step that it has not done, before `stop` if nobody is above the
