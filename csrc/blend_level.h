@@ -45,36 +45,30 @@ struct Due {
 // Fills it with whoever is above a level of errors at a step; false if it cannot hold them. Whoever seemed due, and is not
 // above, gets a later step.
 NODECACHE_TARGET static bool fill_near(const Everybody& all, Due& due, double level, double last, Near& near) {
-    constexpr int kMost = 4 * kBlock;  // at a time
     near.used = 0;
-    for (std::int32_t j = 0; j < all.count;) {
-        std::int32_t leaders[kMost + kBeyond];
-        double weight[kMost], drawn[kMost];
-        int size = 0;
-        for (; j < all.count && size <= kMost - kBlock; j += kBlock) size += put(leaders + size, due.until(j, last), j);
-        if (near.used + size > Near::kRoom) return false;
-        for (int k = 0; k < size; ++k) {
-            weight[k] = all.weights[leaders[k]];
-            drawn[k] = all.drawn[leaders[k]];
-        }
-        for (int begin = 0; begin < size; begin += kBlock) {
-            const int end = std::min(size, begin + kBlock);
-            std::uint64_t above = 0;
-            for (int k = begin; k < end; k += kLanes)
-                above |= std::uint64_t{below(fill(level), rays(weight + k, drawn + k).at(fill(last)))} << (k - begin);
-            const std::uint64_t valid = ~std::uint64_t{0} >> (kBlock - (end - begin));
-            std::int32_t place[kBlock + kBeyond];
-            const int more = put(place, above & valid, begin);
-            for (int n = 0, s = near.used; n < more; ++n, ++s) {
-                near.weight[s] = weight[place[n]];
-                near.drawn[s] = drawn[place[n]];
-                near.number[s] = leaders[place[n]];
-            }
-            near.used += more;
-            for (std::uint64_t later = ~above & valid; later; later &= later - 1) {
-                const int k = begin + __builtin_ctzll(later);
-                due.step[leaders[k]] = static_cast<float>(one(Due::of({fill(weight[k]), fill(drawn[k])}, level)));
-            }
+    for (std::int32_t j = 0; j < all.count; j += kBlock) {
+        const std::uint64_t in = due.until(j, last);
+        if (near.used + __builtin_popcountll(in) > Near::kRoom) return false;
+        near.used += put(near.number + near.used, in, j);
+    }
+    for (int s = 0; s < near.used; ++s) {
+        near.weight[s] = all.weights[near.number[s]];
+        near.drawn[s] = all.drawn[near.number[s]];
+    }
+    // From the end, so that the last who is above can take the place of one who is not.
+    for (int end = near.used, begin; end > 0; end = begin) {
+        begin = (end - 1) / kBlock * kBlock;
+        std::uint64_t above = 0;
+        for (int s = begin; s < end; s += kLanes)
+            above |= std::uint64_t{below(fill(level), rays(near.weight + s, near.drawn + s).at(fill(last)))} << (s - begin);
+        for (std::uint64_t bit, others = ~above & ~std::uint64_t{0} >> (kBlock - (end - begin)); others; others ^= bit) {
+            const int place = 63 - __builtin_clzll(others), s = begin + place;
+            bit = std::uint64_t{1} << place;
+            due.step[near.number[s]] = static_cast<float>(one(Due::of({fill(near.weight[s]), fill(near.drawn[s])}, level)));
+            --near.used;
+            near.weight[s] = near.weight[near.used];
+            near.drawn[s] = near.drawn[near.used];
+            near.number[s] = near.number[near.used];
         }
     }
     return true;

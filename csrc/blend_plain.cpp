@@ -39,6 +39,7 @@ NODECACHE_INLINE unsigned below(Vector a, Vector b) {
 NODECACHE_INLINE unsigned not_above(const float* p, float most) { return *p <= most; }
 
 typedef std::int32_t Ints __attribute__((vector_size(16)));
+typedef std::uint32_t Words __attribute__((vector_size(16)));  // sums wrap, as they do in the other vectors
 NODECACHE_INLINE Ints load(const std::int32_t* p) { return Ints{p[0], p[1], p[2], p[3]}; }
 NODECACHE_INLINE void store(std::int32_t* p, Ints v) {
     for (int k = 0; k < 4; ++k) p[k] = v[k];
@@ -48,8 +49,8 @@ NODECACHE_INLINE void store_rounded(std::int32_t* p, Vector v) {
     for (int k = 0; k < 2; ++k) p[k] = static_cast<std::int32_t>(v[k]);
 }
 NODECACHE_INLINE Ints fill(std::int32_t x) { return Ints{x, x, x, x}; }
-NODECACHE_INLINE Ints add(Ints a, Ints b) { return a + b; }
-NODECACHE_INLINE Ints sub(Ints a, Ints b) { return a - b; }
+NODECACHE_INLINE Ints add(Ints a, Ints b) { return Ints(Words(a) + Words(b)); }
+NODECACHE_INLINE Ints sub(Ints a, Ints b) { return Ints(Words(a) - Words(b)); }
 NODECACHE_INLINE Ints max(Ints a, Ints b) { return a > b ? a : b; }
 NODECACHE_INLINE Ints spread_max(Ints v) {
     v = max(v, Ints{v[2], v[3], v[0], v[1]});
@@ -60,7 +61,7 @@ NODECACHE_INLINE unsigned above(Ints a, Ints b) {
     const Ints lanes = a > b;
     return static_cast<unsigned>((lanes[0] & 1) | (lanes[1] & 2) | (lanes[2] & 4) | (lanes[3] & 8));
 }
-NODECACHE_INLINE Ints sub_where_above(Ints v, Ints less, Ints a, Ints b) { return v - ((a > b) & less); }
+NODECACHE_INLINE Ints sub_where_above(Ints v, Ints less, Ints a, Ints b) { return sub(v, (a > b) & less); }
 NODECACHE_INLINE int put(std::int32_t* to, std::uint64_t bits, std::int32_t first) {
     return put_each(to, bits, first);
 }

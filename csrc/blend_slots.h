@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kStretch = 64;  // steps in fixed point between two conversions
 // Units by which an error rises in a stretch at most. All begin at zero or below, and only who is above -kReach is drawn, so
-// that no number overflows.
+// that no number overflows before the last step; what wraps there is not looked at.
 constexpr double kReach = 0x1p29;
 
 struct Slots : Set<kWidths[5] * kInts> {

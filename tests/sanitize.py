@@ -136,6 +136,8 @@ def blends_of(module):
                 same(got, slow_blend(sizes / max(sizes.sum(), 1), int(sizes.sum()), sizes))
             yield got
         yield exhausted(module, random.multinomial(5000, random.dirichlet(np.ones(count))))
+    for count in (20, 300, 2000, 17_000):  # nearly all different, and spent at nearly the same time
+        yield exhausted(module, np.ceil(random.exponential(100_000 / count, count)).astype(np.int64))
 
 
 def samples_of(module):
