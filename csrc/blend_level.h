@@ -16,8 +16,7 @@ struct Due {
     }
     // Of some leaders; the largest number if never.
     NODECACHE_TARGET static NODECACHE_METHOD Vector of(const Rays& here, double level) {
-        // Rounding to float moves a step by less, and so does rounding before that, unless the sum nearly cancels; then the
-        // level is about as large as `drawn`, and the margin above it covers what that may do.
+        // Rounding, also that to float, moves a step by less.
         constexpr double kEarlier = 1 - 0x1p-22;
         const Vector steps = mul(div(add(here.drawn, fill(level)), here.weight), fill(kEarlier));
         return min(max(steps, fill(0.0)), fill(std::numeric_limits<float>::max()));
@@ -83,6 +82,7 @@ NODECACHE_TARGET static std::int64_t draw_level(Work& work, Pool& pool, Guess& g
     double level = ranked<kSpare>(pool, step_of(i)).error;
     if (!(level > -kInfinity)) return i;
     due.reckon(pool, level);
+    work.poll.spend(2 * pool.count);
     while (i < stop) {
         const std::int64_t begin = i, end = std::min(stop, i + 2 * Near::kMostSteps);
         const double last = step_of(end - 1);

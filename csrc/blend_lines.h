@@ -111,10 +111,12 @@ NODECACHE_TARGET static Line gather(const Work& work, const Pool& pool, Guess& g
     double last, slope, high;
     bool selected = false;
     for (;; selected = true) {
+        work.poll.spend(pool.count / (selected ? 1 : 4));
         last = step_of(stop - 1);
         slope = guess.slope;
         guess.low = std::max(guess.low, under.at(first));
-        if (slope > 0 && slope * (last - first) <= guess.reserve) slope = 0;  // not worth a second look
+        // Not worth a second look, unless too many are above a flat line.
+        if (!selected && slope > 0 && slope * (last - first) <= guess.reserve) slope = 0;
         if (guess.low + slope * (last - first) < under.at(last) && last > first)
             slope = (under.at(last) - guess.low) / (last - first);
         high = guess.low + slope * (last - first);
@@ -165,7 +167,6 @@ NODECACHE_TARGET static std::int64_t draw_all(Work& work, Pool& pool, Guess& gue
     while (i < stop) {
         const std::int64_t begin = i;
         std::int64_t end = std::min(stop, i + guess.steps);
-        work.poll.spend(pool.count / 4);
         const Line line = gather(work, pool, guess, set, under, i, end);
         double above = kInfinity;
         i = draw(work, pool, set, line, i, end, above);

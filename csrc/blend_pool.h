@@ -100,6 +100,7 @@ NODECACHE_TARGET static double draw_one(Work& work, Pool& pool, const Line& unde
             if (winner < 0 || head(other) < head(winner)) winner = other;
         }
     work.poll.spend(pool.count + 8 * ties);
+    if (winner < 0) return -kInfinity;  // another thread has changed a weight in between
     take(work, pool, winner, i);
     return error;
 }

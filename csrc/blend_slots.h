@@ -30,7 +30,9 @@ struct Slots : Set<kWidths[5] * kInts> {
         // So coarse that the highest error can fall to the line, and a unit is not nothing beside rounding.
         const double fall = std::clamp(one(spread_max(top)) - line.at(begin), 0., 1.);
         const double steepest = std::max({one(spread_max(most)) - slope, fall / 32, 0x1p13 * margin(all, last, 0, 1)});
-        scale = std::ldexp(kReach / static_cast<double>(kStretch) / 2, -std::ilogb(steepest));
+        // It has none if another thread makes weights no numbers.
+        const bool any = steepest > 0 && steepest < kInfinity;
+        scale = any ? std::ldexp(kReach / static_cast<double>(kStretch) / 2, -std::ilogb(steepest)) : 0;
         for (int s = 0; s < size; s += kLanes)
             store_rounded(rise + s, mul(sub(load(weight + s), fill(slope)), fill(scale)));
     }
@@ -116,7 +118,7 @@ NODECACHE_TARGET static std::int64_t draw_quickly(Work& work, Pool& pool, Slots&
         }
         const std::int64_t top = one(most);
         if (__builtin_expect(top <= std::max(low, floor), 0)) {
-            why = low < floor ? Why::far : Why::low;
+            why = low < floor ? Why::far : top > low - 2 * doubt ? Why::doubtful : Why::low;
             break;
         }
         const std::uint64_t winner = winners[0] | winners[1];

@@ -22,6 +22,9 @@ KINDS = {
     "tiny next to huge": lambda random, count: 10.0 ** random.uniform(-15, 3, count),
     "heavy tail": lambda random, count: _normal(random.pareto(0.7, count) + 1e-3),
     "one huge": lambda random, count: _normal(np.r_[1e6, random.random(count - 1)]),
+    "one as heavy as all others, nearly equal": lambda random, count: _normal(
+        np.r_[count, 1 + 1e-9 * random.permutation(count - 1)]
+    ),
     "not normalised": lambda random, count: random.random(count) * 100,
     "adding up to a half": lambda random, count: random.dirichlet(np.ones(count)) / 2,
     "beyond exact counting": lambda random, count: 1e17 * (1 + random.random(count)),

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ExtensionFileLoader
@@ -138,6 +140,36 @@ def blends_of(module):
         yield exhausted(module, random.multinomial(5000, random.dirichlet(np.ones(count))))
     for count in (20, 300, 2000, 17_000):  # nearly all different, and spent at nearly the same time
         yield exhausted(module, np.ceil(random.exponential(100_000 / count, count)).astype(np.int64))
+    changed_meanwhile(module)
+
+
+def changed_meanwhile(module):
+    """Blends whose weights another thread changes: their results mean nothing, and stay within their arrays."""
+    random = np.random.default_rng(11)
+    for count in (100, 300, 3000, 17_000):
+        for other in (1e17, np.nan):
+            weights = 1e17 * (1 + random.random(count))
+            done = threading.Event()
+            thread = threading.Thread(target=change, args=(weights, other, done))
+            thread.start()
+            try:
+                blended(module, weights, 30_000)
+            except ValueError:  # changed before they were looked at
+                assert np.isnan(other)
+            finally:
+                done.set()
+                thread.join()
+
+
+def change(weights, other, done):
+    """Change weights for 0.2 seconds or till it is done, and then make them valid again, so that all blends end."""
+    some = [1e17 * (1 + np.random.default_rng(seed).random(len(weights))) for seed in range(10)]
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end and not done.is_set():
+        for each in some:
+            weights[:] = each
+        weights[::7] = other
+    weights[:] = some[0]
 
 
 def samples_of(module):
