@@ -130,6 +130,7 @@ def blends_of(module):
         module.build_blending_indices(index, sample, strided, 70, 300, False)
         yield index, sample
     yield blended(module, np.r_[0.0, np.ones(32_767)], 40_000)
+    yield blended(module, random.dirichlet(np.ones(17_000)), 60_000)
     for count in (1, 5, 40, 64, 65, 150, 1000):
         for most in (1, 3, 60):
             sizes = random.integers(0, most + 1, count)
