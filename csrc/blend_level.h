@@ -50,10 +50,7 @@ NODECACHE_TARGET static bool fill_near(const Everybody& all, Due& due, double le
         if (near.used + __builtin_popcountll(in) > Near::kRoom) return false;
         near.used += put(near.number + near.used, in, j);
     }
-    for (int s = 0; s < near.used; ++s) {
-        near.weight[s] = all.weights[near.number[s]];
-        near.drawn[s] = all.drawn[near.number[s]];
-    }
+    near.fetch(all.weights, all.drawn.get());
     // From the end, so that the last who is above can take the place of one who is not.
     for (int end = near.used, begin; end > 0; end = begin) {
         begin = (end - 1) / kBlock * kBlock;

@@ -63,10 +63,7 @@ NODECACHE_TARGET static bool fill_set(const Pool& pool, Some& set, double low, d
         if (set.used + __builtin_popcountll(in) > Some::kRoom) return false;
         set.used += put(set.number + set.used, in, j);
     }
-    for (int s = 0; s < set.used; ++s) {
-        set.weight[s] = pool.weights[set.number[s]];
-        set.drawn[s] = pool.drawn[set.number[s]];
-    }
+    set.fetch(pool.weights, pool.drawn);
     return true;
 }
 

@@ -33,6 +33,14 @@ struct Set {
     std::int32_t number[kMost + kBeyond];  // in the pool
     int used = 0;
 
+    // Fetches the weights and draws of those whose numbers it has.
+    void fetch(const double* weights, const double* draws) {
+        for (int s = 0; s < used; ++s) {
+            weight[s] = weights[number[s]];
+            drawn[s] = draws[number[s]];
+        }
+    }
+
     // Adds some who are never drawn, till there are so many.
     NODECACHE_TARGET void pad(int size) {
         for (int s = used; s < size; s += kLanes) {

@@ -30,11 +30,11 @@ struct Slots : Set<kWidths[5] * kInts> {
         // So coarse that the highest error can fall to the line, and a unit is not nothing beside rounding.
         const double fall = std::clamp(one(spread_max(top)) - line.at(begin), 0., 1.);
         const double steepest = std::max({one(spread_max(most)) - slope, fall / 32, 0x1p13 * margin(all, last, 0, 1)});
-        // It has none if another thread makes weights no numbers.
+        // Weights that another thread makes no numbers have no scale, and do not rise.
         const bool any = steepest > 0 && steepest < kInfinity;
         scale = any ? std::ldexp(kReach / static_cast<double>(kStretch) / 2, -std::ilogb(steepest)) : 0;
         for (int s = 0; s < size; s += kLanes)
-            store_rounded(rise + s, mul(sub(load(weight + s), fill(slope)), fill(scale)));
+            store_rounded(rise + s, max(mul(sub(load(weight + s), fill(slope)), fill(scale)), fill(0.0)));
     }
 
     static std::int64_t most_steps(std::int32_t count) { return kSteps[count <= 256 ? 0 : count <= 1024 ? 1 : 2]; }
