@@ -50,8 +50,6 @@ LAUNCHER_PREFIXES = (
 )
 LAUNCHER_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 TOOL_NAMES = ("CXX", "CXXFLAGS", "LDFLAGS", "MAX_JOBS", "CPATH", "LIBRARY_PATH", "TMPDIR", "TORCH_EXTENSIONS_DIR")
-PYTHON_NAMES = ("PYTHONUNBUFFERED",)
-"""With it, a line that is printed and its end are two writes, and those of several ranks mix."""
 
 
 def tiny_source(name: str = "tiny", expression: str = "a + b", extra: str = "") -> str:
@@ -61,9 +59,9 @@ def tiny_source(name: str = "tiny", expression: str = "a + b", extra: str = "") 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty root of this test's own, and an environment without launchers' names or settings of tools."""
+    """An empty root of this test's own, and an environment without launchers or tool settings."""
     for name in list(os.environ):
-        if name.startswith((*LAUNCHER_PREFIXES, "NODECACHE_")) or name in LAUNCHER_NAMES + TOOL_NAMES + PYTHON_NAMES:
+        if name.startswith((*LAUNCHER_PREFIXES, "NODECACHE_")) or name in LAUNCHER_NAMES + TOOL_NAMES:
             monkeypatch.delenv(name)
     place = tmp_path / "root"
     monkeypatch.setenv("NODECACHE_ROOT", str(place))
