@@ -148,12 +148,14 @@ def _is_as_new(path: str, began: Began) -> bool:
     whole = status.st_ctime_ns % 10**9 == 0
     if status.st_ctime_ns >= (time - time % 10**9 if whole else time):
         return True
-    while len(path) > 1:
+    while True:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode) and status.st_ctime_ns >= began.by_clock_of(status):
             return True
-        path = os.path.dirname(path)
-    return False
+        parent = os.path.dirname(path)
+        if parent in (path, ""):  # "/" is its own parent, and so is "//"
+            return False
+        path = parent
 
 
 def _below(path: str, folders: list[str]) -> bool:
