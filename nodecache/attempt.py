@@ -235,9 +235,9 @@ def note(
             },
         )
     except OSError as error:  # history is for people; the result is as good without
-        import logging
+        from nodecache.printable import logger
 
-        logging.getLogger("nodecache").debug("the history of %s was not written: %s", root.path, error)
+        logger().debug("the history of %s was not written: %s", root.path, error)
 
 
 def _turn_over(fd: int, path: str) -> None:

@@ -42,7 +42,9 @@ class Bar:
 
     def say(self, what: str, done: int = 0, total: int | None = None) -> None:
         """Say what is done, and how much of it there is behind."""
-        self._progress.update(self._task, description=what, completed=done, total=total)
+        from nodecache.printable import one_line
+
+        self._progress.update(self._task, description=one_line(what), completed=done, total=total)
 
     def close(self) -> None:
         """Take it away."""

@@ -175,9 +175,9 @@ class Request:
             try:
                 made = self._build(got, use, began, tier)
             except LeaseLost as lost:
-                import logging
+                from nodecache.printable import logger
 
-                logging.getLogger("nodecache").warning("%s", lost)
+                logger().warning("%s", lost)
                 return False
             finally:
                 got.release()
@@ -242,9 +242,9 @@ class Request:
         try:
             attempt.record_failure(self.root, self.recipe, error, held.owner.label, inputs)
         except RootError as full:
-            import logging
+            from nodecache.printable import logger
 
-            logging.getLogger("nodecache").warning("the failure of %r could not be recorded: %s", self.name, full)
+            logger().warning("the failure of %r could not be recorded: %s", self.name, full)
 
     def _publish(self, held: Lease, place: Staging, product: Product, started: float) -> Entry:
         """Seal, rename, index."""
@@ -267,9 +267,9 @@ class Request:
                 },
             )
             if product.raced:
-                import logging
+                from nodecache.printable import logger
 
-                logging.getLogger("nodecache").warning("%r is used but not kept: %s", self.name, product.raced)
+                logger().warning("%r is used but not kept: %s", self.name, product.raced)
                 return Entry("", place.entry, published=False)
             found = entry.publish(self.root, place.entry, key)
             place.remove()  # before anybody can find it, for the same reason
@@ -283,9 +283,9 @@ class Request:
         return found
 
     def _say_succession(self, held: Lease, dead: list[str]) -> None:
-        import logging
+        from nodecache.printable import logger
 
-        log = logging.getLogger("nodecache")
+        log = logger()
         before = held.successor_of
         if before is not None and before.pid != os.getpid() and owner.lives(before):
             log.warning(

@@ -9,6 +9,7 @@ from nodecache import archive
 from nodecache.contents import entries, find_entry, find_root
 from nodecache.entry import Entry
 from nodecache.errors import ArchiveError, SpecError
+from nodecache.printable import printable
 from nodecache.root import VARIABLE, default_root, open_root
 
 TYPE_CHECKING = False
@@ -117,4 +118,4 @@ def _count(number: int) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")

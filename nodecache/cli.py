@@ -14,6 +14,7 @@ import click
 
 from nodecache import __version__, contents, tables
 from nodecache.errors import NodecacheError, SpecError
+from nodecache.printable import printable
 from nodecache.root import VARIABLE
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 
 
 def _say(text: str) -> None:
-    click.echo(text)
+    click.echo(printable(text))
 
 
 def _say_json(what: object) -> None:
@@ -140,14 +141,14 @@ class _screen:  # noqa: N801  # used as a function
 
         self._live = Live(console=Console(highlight=False), auto_refresh=False)
         self._live.start()
-        return lambda text: self._live.update(Text(text), refresh=True)
+        return lambda text: self._live.update(Text(printable(text)), refresh=True)
 
     def _print(self, text: str) -> None:
         import re
 
         same = re.sub(r"\d\d:\d\d:\d\d|\d+ s\b", "", text)
         if same != self._last:
-            click.echo(text)
+            _say(text)
             sys.stdout.flush()
         self._last = same
 
@@ -248,7 +249,7 @@ def log(key: str, path_only: bool) -> None:
         _say(path)
         return
     with open(path, encoding="utf-8", errors="replace") as file:
-        click.echo(file.read(), nl=False)
+        click.echo(printable(file.read()), nl=False)
 
 
 @app.command(short_help="What went into a key; why it was built again.")
@@ -499,14 +500,14 @@ def report_(output: str | None, since: str | None) -> None:
 
 def _write(output: str | None, text: str) -> None:
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(printable(text), nl=False)
         return
     try:
         with open(output, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise SpecError(f"{output} cannot be written: {error.strerror}. Choose another place.") from error
-    click.echo(f"wrote {output}", err=True)
+    click.echo(printable(f"wrote {output}"), err=True)
 
 
 @app.command(

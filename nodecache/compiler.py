@@ -244,9 +244,9 @@ def remember_lines(root: Root, memory: str, lines: list[str], guards: list[str])
         make_folder(root, root.at("tools"))
         replace_file(root, memory, b"%s\n%s\n%s" % (_HEAD, digest_bytes(raw).encode(), raw))
     except RootError as error:
-        import logging
+        from nodecache.printable import logger
 
-        logging.getLogger("nodecache").debug("%s is not remembered: %s", lines[:1], error)
+        logger().debug("%s is not remembered: %s", lines[:1], error)
 
 
 _FIELDS = (

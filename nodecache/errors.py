@@ -5,9 +5,18 @@ Every message begins with the cause and ends with the remedy.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class NodecacheError(Exception):
-    """Base of everything that nodecache raises on purpose."""
+    """Base of everything that nodecache raises on purpose. Its text can be shown on a terminal, whoever wrote it."""
+
+    def __init__(self, *said: object, **more: Any) -> None:
+        from nodecache.printable import printable  # a hit raises nothing, so it does not pay for this
+
+        super().__init__(*(printable(part) if isinstance(part, str) else part for part in said), **more)
 
 
 class SpecError(NodecacheError, ValueError):
@@ -30,7 +39,9 @@ class BuildError(NodecacheError, RuntimeError):
     def __init__(self, message: str, *, attempt: str = "", first_error: str = "", log: str = "") -> None:
         super().__init__(message)
         self.attempt = attempt
-        self.first_error = first_error
+        from nodecache.printable import printable
+
+        self.first_error = printable(first_error)
         self.log = log
 
 

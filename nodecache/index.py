@@ -180,9 +180,9 @@ def _refresh(root: Root, recipe: str, record: Record) -> None:
     try:
         _write(root, recipe, record.name, record.key, record.inputs, outputs)
     except (OSError, RootError) as error:  # a root that is full or read-only still serves hits
-        import logging
+        from nodecache.printable import logger
 
-        logging.getLogger("nodecache").debug("the index of %s was not refreshed: %s", record.key, error)
+        logger().debug("the index of %s was not refreshed: %s", record.key, error)
 
 
 def _write(root: Root, recipe: str, name: str, key: str, inputs: Inputs, outputs: list[tuple[str, str]]) -> None:

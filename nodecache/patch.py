@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
@@ -63,9 +62,9 @@ def install() -> bool:
         return True
     wrong = _mismatch(cpp_extension)
     if wrong:
-        logging.getLogger("nodecache").warning(
-            "torch is left alone: %s. Update nodecache, or call nodecache.torch.load yourself.", wrong
-        )
+        from nodecache.printable import logger
+
+        logger().warning("torch is left alone: %s. Update nodecache, or call nodecache.torch.load yourself.", wrong)
         return False
     _before.update({name: getattr(cpp_extension, name) for name in _KNOWN})
     _put.update(_jit_compile=_jit_compile(cpp_extension))

@@ -7,6 +7,7 @@ import json
 import sys
 
 from nodecache import __version__
+from nodecache.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def main(words: Sequence[str]) -> int:
     """Run one of :data:`COMMANDS`; of another command say what it needs."""
     named = next((word for word in words if not word.startswith("-")), None)
     if named is not None and named not in COMMANDS:
-        sys.stderr.write(f"nodecache: {named} needs click and rich. Install them: pip install 'nodecache[cli]'\n")
+        said = printable(named)
+        sys.stderr.write(f"nodecache: {said} needs click and rich. Install them: pip install 'nodecache[cli]'\n")
         return 2
     parser = argparse.ArgumentParser(
         prog="nodecache",
@@ -69,5 +71,5 @@ def show_status(*, as_json: bool) -> int:
     path = root.path if root else root_path()
     found = builds(root) if root else []
     said = json.dumps(record(found, path), indent=1) if as_json else text(found, path, width())
-    sys.stdout.write(f"{said}\n")
+    sys.stdout.write(f"{printable(said)}\n")
     return exit_status(found)

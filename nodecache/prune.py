@@ -126,9 +126,9 @@ def prune(
 
 def keep_within(root: Root, limit: str) -> None:
     """Keep to NODECACHE_MAX_SIZE after a build. Whatever goes wrong is a warning: the build is as good."""
-    import logging
+    from nodecache.printable import logger
 
-    log = logging.getLogger("nodecache")
+    log = logger()
     try:
         done = prune(root, max_size=parse_size(limit), fresh=FRESH)
     except (NodecacheError, OSError) as error:

@@ -14,7 +14,6 @@ given NODECACHE_REMOTE_TIMEOUT seconds, and whose late result is dropped.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import re
@@ -27,6 +26,7 @@ from nodecache.digest import Digester
 from nodecache.entry import Entry
 from nodecache.errors import NodecacheError
 from nodecache.inputs import Inputs
+from nodecache.printable import logger
 from nodecache.store import Stopped, TierFault, open_store
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ _HEAD = b"nodecache-remote 1"
 _RECORD_LIMIT = 64 << 20
 _CLAIM_LIMIT = 1 << 12
 _KEY = re.compile(r"[0-9a-f]{40}")
-_log = logging.getLogger("nodecache")
+_log = logger()
 
 
 class Late(TierFault):

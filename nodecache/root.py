@@ -213,7 +213,7 @@ def _set_another() -> str:
 
 def _tighten(root: Root) -> None:
     """Take everybody else's rights to one's own root away, and say so."""
-    import logging
+    from nodecache.printable import logger
 
     try:
         fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -227,7 +227,7 @@ def _tighten(root: Root) -> None:
             os.close(fd)
     except OSError as error:
         raise _unusable(root, error) from error
-    logging.getLogger("nodecache").warning(
+    logger().warning(
         "the root %s was open to others (mode %04o); it is 0700 now", root.path, stat.S_IMODE(status.st_mode)
     )
 

@@ -44,10 +44,10 @@ def seeds() -> list[Root]:
             found.append(_open(path))
         except (OSError, RootError) as error:
             if path not in _told:
-                import logging
+                from nodecache.printable import logger
 
                 _told.add(path)
-                logging.getLogger("nodecache").warning("the seed %s (%s) is not used: %s", path, VARIABLE, error)
+                logger().warning("the seed %s (%s) is not used: %s", path, VARIABLE, error)
     return found
 
 

@@ -15,7 +15,6 @@ round, and a group's timeout says how long a rank may be silent, not how long a 
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import threading
@@ -30,6 +29,7 @@ from nodecache.extension import obtain, watchers
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.launchers import node
+from nodecache.printable import logger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ CHUNK = 1 << 20
 CHUNKS = 4
 """Messages to one node between two meetings."""
 
-_log = logging.getLogger("nodecache")
+_log = logger()
 
 
 # gloo's threads let go of a collective's tensors a moment after it has ended. Were they the last to have one, they

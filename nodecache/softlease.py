@@ -238,9 +238,9 @@ def _announce(root: Root, cause: lock.LocksUnsupported) -> None:
     """Say it once a process and root."""
     if root.path not in _announced:
         _announced.add(root.path)
-        import logging
+        from nodecache.printable import logger
 
-        logging.getLogger("nodecache").warning(
+        logger().warning(
             "no kernel locks on %s; an owner record with a heartbeat stands in for them. %s",
             cause,
             root.remedy(),

@@ -6,6 +6,8 @@ import os
 import sys
 import time
 
+from nodecache.printable import one_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout. A header that ends in ``>`` is of a column that is aligned to the right."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     right = [header.endswith(">") for header in headers]
     names = [header.removesuffix(">") for header in headers]
     if sys.stdout.isatty():

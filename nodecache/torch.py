@@ -382,15 +382,17 @@ class _Instead:
         return None
 
     def _print_log(self, path: str) -> None:
+        from nodecache.printable import printable
+
         try:
             with open(os.path.join(os.path.dirname(path), "build.log"), encoding="utf-8", errors="replace") as log:
-                print(log.read(), end="", flush=True)  # noqa: T201  # torch's ninja writes there, too
+                print(printable(log.read()), end="", flush=True)  # noqa: T201  # torch's ninja writes there, too
         except OSError:  # a result that is not kept may be on its way out
             pass
 
     def _first(self, namespace: str, path: str) -> Any:
         """What registered these operators already, where that can stand for this."""
-        import logging
+        from nodecache.printable import logger
 
         result = _results.get(path)
         if self._kind == "module" and _unnumbered(getattr(result, "__name__", "")) != _unnumbered(self._name):
@@ -398,7 +400,7 @@ class _Instead:
                 f"{self._name!r} registers operators {namespace!r}, which {path} has registered in this process; torch "
                 f"would end it. Start another process for it, or give the operators another namespace."
             )
-        logging.getLogger("nodecache").warning(
+        logger().warning(
             "operators %r are in this process already, from %s: it goes on with those, because torch cannot take them "
             "out. To use %r as it is now, start the process anew.",
             namespace,

@@ -89,6 +89,7 @@ class Voice:
         import logging
 
         from nodecache.bar import begin
+        from nodecache.printable import logger
 
         if self._speaks():
             self._bar = begin()
@@ -96,7 +97,7 @@ class Voice:
                 self._bar.show(self._name, self.holder)
                 return
 
-        log = logging.getLogger("nodecache")
+        log = logger()
         level = logging.WARNING if self._verbose or self._speaks() else logging.DEBUG
         if self.holder is None:
             log.log(level, "waiting for %r for %.0f s; its builder has not said who it is yet", self._name, self.waited)

@@ -103,7 +103,9 @@ def command(words: Sequence[str], project: str) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    from nodecache.printable import printable
+
+    sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()
 
 
