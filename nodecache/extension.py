@@ -328,15 +328,24 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 def _import(name: str, path: str) -> ModuleType:
     # As importlib does it. The package importlib itself imports warnings, contextlib and more; its frozen core is here.
-    from _frozen_importlib import ModuleSpec, module_from_spec
+    from _frozen_importlib import ModuleSpec, _init_module_attrs
     from _frozen_importlib_external import ExtensionFileLoader
 
     loader = ExtensionFileLoader(name, path)
-    found = ModuleSpec(name, loader, origin=path)
-    found.has_location = True
+    spec = ModuleSpec(name, loader, origin=path)
+    spec.has_location = True
+    # pybind11 3 and later keeps each finished module in the interpreter under the name in its spec, and returns it for
+    # every later file whose spec has that name. So each file is initialized under a name of its own.
+    own = ModuleSpec(f"_nodecache_{os.urandom(8).hex()}.{name}", loader, origin=path)
+    own.has_location = True
     try:
-        module = module_from_spec(found)
+        module = loader.create_module(spec)
+        if getattr(module, "__spec__", None) is not None:  # another file's module, which was loaded under this name
+            module = loader.create_module(own)
+        module.__name__ = name  # classes take their __module__ from it
+        _init_module_attrs(own, module)
         loader.exec_module(module)
+        module.__spec__ = spec
     except ImportError as error:
         os.stat(path)  # gone: not the loader's fault
         raise LoadError(_load_failure(name, path, error), name=name, path=path) from error
@@ -356,6 +365,11 @@ def _load_failure(name: str, path: str, error: ImportError) -> str:
         return (
             f"{name!r} was built, and cannot be loaded here: {library} is not found by the loader. "
             f"Install it or add its folder to LD_LIBRARY_PATH; a driver's library is only where the device is. ({path})"
+        )
+    if "already registered" in text:  # pybind11 has one registry of types per interpreter, and cannot take one back
+        return (
+            f"{name!r} was built, and cannot be loaded into this process, which has already loaded a module with the "
+            f"same C++ type: {text} Register the type with py::module_local(), or restart the process. ({path})"
         )
     return (
         f"{name!r} was built, and cannot be loaded: {text}. Check extra_ldflags and what the source refers to. ({path})"

@@ -37,6 +37,66 @@ def test_a_changed_source_gives_new_code_and_the_old_module_goes_on(tiny):
     assert (old.add(0, 0), new.add(0, 0)) == (1, 2)
 
 
+BOUND = """\
+#include <pybind11/pybind11.h>
+struct {type} {{}};
+PYBIND11_MODULE(st, m) {{
+    m.def("value", [] {{ return {value}; }});
+    pybind11::class_<{type}>(m, "Class");
+}}
+"""
+
+
+@pytest.fixture
+def bound(tmp_path):
+    """Write ``st.cpp``, a pybind11 module with a function ``value`` and a class, and return its path."""
+
+    def write(value, type_name):
+        path = tmp_path / "st.cpp"
+        path.write_text(BOUND.format(value=value, type=type_name))
+        return path
+
+    return write
+
+
+def test_pybind11_modules_of_one_name_each_answer_for_their_own_source(bound):
+    """pybind11 3 keeps finished modules by name; an edited source must not get the module from before the edit."""
+    modules = [nodecache.load("st", [bound(number, f"Type{number}")]) for number in range(3)]
+    assert [module.value() for module in modules] == [0, 1, 2]
+    assert {module.__name__ for module in modules} == {"st"}
+    assert {module.__spec__.name for module in modules} == {"st"}
+    assert {module.Class.__module__ for module in modules} == {"st"}
+
+
+def test_other_flags_give_another_pybind11_module_of_the_same_name(bound):
+    source = bound("VALUE", "TYPE")
+    one, two = (
+        nodecache.load("st", [source], extra_cflags=[f"-DVALUE={value}", f"-DTYPE=Flagged{value}"]) for value in (1, 2)
+    )
+    assert (one.value(), two.value()) == (1, 2)
+
+
+def test_a_module_that_others_loaded_under_the_name_is_not_taken_for_ours(bound, start):
+    """A plain import of another file may have put a module of that name into the interpreter's cache."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    built = start(
+        "import sys, nodecache; print(nodecache.load('st', sys.argv[1:]).__file__)", bound(1, "Foreign")
+    ).wait(60)
+    spec = spec_from_file_location("st", built.out.strip())
+    foreign = module_from_spec(spec)
+    spec.loader.exec_module(foreign)
+    ours = nodecache.load("st", [bound(2, "Ours")])
+    assert ours is not foreign
+    assert (foreign.value(), ours.value(), foreign.__spec__.origin) == (1, 2, built.out.strip())
+
+
+def test_a_type_that_pybind11_has_registered_is_told_with_what_to_do(bound):
+    nodecache.load("st", [bound(1, "Twice")])
+    with pytest.raises(nodecache.LoadError, match=r"same C\+\+ type.*module_local.*restart the process"):
+        nodecache.load("st", [bound(2, "Twice")])
+
+
 def test_the_module_tells_how_this_process_came_to_it(tiny, start, load_program):
     module = nodecache.load("tiny", tiny())
     told = module.__nodecache__
