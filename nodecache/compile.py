@@ -11,7 +11,7 @@ import time
 
 from nodecache import elf
 from nodecache.attempt import log_path
-from nodecache.diagnosis import ended_from_outside, failure_text, first_error, raise_if_limited
+from nodecache.diagnosis import ended_from_outside, endings, failure_text, first_error, raise_if_limited
 from nodecache.digest import read_bytes
 from nodecache.errors import BuildError, BuildInterrupted, RootError
 from nodecache.inputs import Inputs
@@ -167,7 +167,8 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
         return
     output = _output(log)
     # 130 is ninja's status when a signal stopped it.
-    if word != "exit" or number == 130 or ended_from_outside(output):
+    ended = endings(staging)
+    if word != "exit" or number == 130 or ended_from_outside(ended):
         raise BuildInterrupted(
             f"The build of {spec.name!r} was killed from outside ({word} {number}). Nothing was published; "
             f"the log is {log}. Call again."
@@ -179,9 +180,9 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
             f"Keep temp cleaners away from {root.path}, and call again."
         )
     raise BuildError(
-        failure_text(spec.name, output, log),
+        failure_text(spec.name, output, log, ended),
         attempt=attempt,
-        first_error=f"Error building extension {spec.name!r}: {first_error(output)}",
+        first_error=f"Error building extension {spec.name!r}: {first_error(output, ended)}",
         log=log,
     )
 

@@ -210,8 +210,8 @@ def _devices(root: Root) -> list[str]:
     In a process of its own: whoever initialises CUDA can fork no workers that use it.
     """
     import subprocess
-    import sys
 
+    from nodecache.interpreter import interpreter
     from nodecache.launchers import node
 
     nodes = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") or name == "dxg")
@@ -224,7 +224,7 @@ def _devices(root: Root) -> list[str]:
         environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _QUESTION],
+                [interpreter(), "-I", "-S", "-c", _QUESTION],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from nodecache.compiler import find_compiler, run_tool, which
 from nodecache.contents import entries, foreign
 from nodecache.cuda import architectures
 from nodecache.errors import NodecacheError, RootError
+from nodecache.interpreter import described, interpreter
 from nodecache.launchers import node
 from nodecache.packages import cuda_home, package_folder
 from nodecache.root import LEAST_BYTES, VARIABLE, Root, default_root, ensure_folders, open_root
@@ -114,7 +115,7 @@ def _python() -> Iterator[Finding]:
     include = sysconfig.get_path("include")
     version = sys.version.split()[0]
     if os.path.isfile(f"{include}/Python.h"):
-        yield Finding("python", GOOD, f"{sys.executable} ({version}), headers in {include}")
+        yield Finding("python", GOOD, f"{described()} ({version}), headers in {include}")
     else:
         yield Finding(
             "python",
@@ -128,18 +129,16 @@ def _ninja() -> Finding:
     path = package_folder("ninja")
     program = f"{path}/data/bin/ninja" if path else ""
     if not os.access(program, os.X_OK):
-        beside = os.path.join(os.path.dirname(sys.executable), "ninja")
+        beside = os.path.join(os.path.dirname(described()), "ninja")
         program = beside if os.access(beside, os.X_OK) else which("ninja") or ""
     if not program:
-        return Finding("ninja", WRONG, "ninja is not installed.", f"Install it: {sys.executable} -m pip install ninja")
+        return Finding("ninja", WRONG, "ninja is not installed.", f"Install it: {described()} -m pip install ninja")
     try:
         code, said = run_tool([program, "--version"])
     except NodecacheError as error:
         return _wrong("ninja", error)
     if code:
-        return Finding(
-            "ninja", WRONG, f"{program} fails: {said.strip()[:200]}", f"{sys.executable} -m pip install ninja"
-        )
+        return Finding("ninja", WRONG, f"{program} fails: {said.strip()[:200]}", f"{described()} -m pip install ninja")
     return Finding("ninja", GOOD, f"{program} ({said.strip()})")
 
 
@@ -150,8 +149,8 @@ def _pybind11() -> Finding:
     return Finding(
         "pybind11",
         WRONG,
-        f"pybind11 is not installed for {sys.executable}; sources that include it, and load_inline, need its headers.",
-        f"Install it: {sys.executable} -m pip install pybind11",
+        f"pybind11 is not installed for {described()}; sources that include it, and load_inline, need its headers.",
+        f"Install it: {described()} -m pip install pybind11",
     )
 
 
@@ -315,7 +314,7 @@ def _locks(root: Root) -> Iterator[Finding]:
 def _try_lock(path: str) -> int:
     """What another process is told; one that is told nothing in time is killed and, as that may not help, left."""
     trial = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _TRY, path],
+        [interpreter(), "-I", "-S", "-c", _TRY, path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -32,7 +32,7 @@ class BuildError(NodecacheError, RuntimeError):
 
     Attributes:
         attempt: id of the failed attempt, the same in the builder and in all its waiters.
-        first_error: the compiler's first error with its file and line, or the last line it said.
+        first_error: the compiler's first error with its file and line, or the first line it said.
         log: path of the full log; it stays until the next attempt at the same recipe has ended.
     """
 

@@ -18,7 +18,7 @@ from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
 from nodecache.root import open_root
-from nodecache.spec import Spec, arguments, paths, read_sources
+from nodecache.spec import Spec, arguments, paths, read_sources, seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
         For the kind ``module`` the module, else the path of the file.
     """
     began = time.monotonic()
+    if timeout is not None:
+        timeout = seconds("timeout", timeout)
     place = open_root(root)
     entry: Entry | None
     try:

@@ -13,6 +13,7 @@ from nodecache.entry import unfit
 from nodecache.errors import BuildError, BuildInterrupted, SpecError
 from nodecache.inputs import Inputs
 from nodecache.root import open_root
+from nodecache.spec import seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def get_or_build(
         raise SpecError(f"Kind {kind!r} is no short word. Use at most {KIND_LIMIT} letters, digits, '_', '-' and '.'.")
     if not hasattr(inputs, "items") or not all(isinstance(name, str) for name in inputs):
         raise SpecError(f"inputs is no mapping of names to values: {inputs!r:.80}. Give a dict whose keys are strings.")
+    timeout = seconds("timeout", timeout)
     place = open_root(root)
     items = [
         ("kind", f"folder {kind}"),

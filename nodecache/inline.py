@@ -58,6 +58,7 @@ def load_inline(
         place = os.getcwd()  # where text that includes a file by quotes finds it
     except FileNotFoundError:  # it was removed
         place = ""
+    place = place.rstrip("/")
     sources = [Source(f"{place}/main.cpp", _joined(text))]
     if cuda:
         sources.append(Source(f"{place}/cuda.cu", _joined(["#include <cuda_runtime.h>", *cuda])))

@@ -18,7 +18,7 @@ def job_count() -> int:
         value = os.environ.get(variable, "")
         if value.isdecimal() and int(value) > 0:
             return int(value)
-    limits = [len(os.sched_getaffinity(0))]
+    limits = [_cpus()]
     quota = _cpu_quota()
     if quota is not None:
         limits.append(int(quota))
@@ -26,6 +26,14 @@ def job_count() -> int:
     if memory is not None:
         limits.append(memory // MEMORY_PER_COMPILER)
     return max(1, min(limits))
+
+
+def _cpus() -> int:
+    """CPUs in the affinity mask; all of the machine where a sandbox does not let it be asked for."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return os.cpu_count() or 1
 
 
 def _read(path: str) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 
 from nodecache.compiler import which
 from nodecache.digest import read_bytes
 from nodecache.errors import ToolchainError
+from nodecache.interpreter import described
+from nodecache.plan import STATUSES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def write_ninja(root: Root, staging: Staging, steps: list[Step], log: str) -> No
             words = shlex.join(_shortened(staging, number, step.command))
             said = shlex.quote(f"> step {number} of {len(steps)}: {step.what}\n> {words}\n")
             # Not every ninja tells the status, and that of a killed compiler says most.
-            end = f'{{ s=$?; echo "> exit status $s" {to_log}; exit $s; }}'
+            end = f'{{ s=$?; echo "> exit status $s" {to_log}; echo $s >> {STATUSES}; exit $s; }}'
             with open(f"{staging.path}/step/{number}.sh", "xb") as file:
                 file.write(os.fsencode(f"printf %s {said} {to_log}\n{words} || {end}\n"))
             lines.append(f"build {step.output}: step {' '.join(step.inputs)}")
@@ -69,7 +70,7 @@ def ninja_path() -> str:
         pass
     found = which("ninja")
     if found is None:
-        raise ToolchainError(f"ninja is not installed. Install it: {sys.executable} -m pip install ninja")
+        raise ToolchainError(f"ninja is not installed. Install it: {described()} -m pip install ninja")
     return found
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 from nodecache.errors import SpecError, ToolchainError
+from nodecache.interpreter import described
 from nodecache.packages import package_folder
 from nodecache.spec import Flags
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 LINK_DEPENDENCIES = "link.d"
 """Name of the file in which the linker says what it read."""
+
+
+SIGNALS = "obj/signals"
+"""File, in the staging folder, with one line per program that a signal ended: 128 and the signal's number."""
+
+STATUSES = "obj/statuses"
+"""File, in the staging folder, with the exit status of each step that failed, one per line."""
 
 
 class Step:
@@ -52,6 +60,7 @@ def plan(spec: Spec, recipe: Recipe, staging: Staging) -> list[Step]:
             maps.append(f"-ffile-prefix-map={folder}=/nodecache/root{number}")
     framework = spec.framework_flags() if spec.framework_flags else Flags([], [], [])
     defines = [f"-DNODECACHE_MODULE_NAME={spec.name}", f"-DTORCH_EXTENSION_NAME={spec.name}"]
+    watch = [] if "-wrapper" in [*recipe.command, *recipe.cflags, *recipe.ldflags] else _signal_watch(recipe)
     steps: list[Step] = []
     objects = []
     for number, source in enumerate(spec.sources):
@@ -73,6 +82,7 @@ def plan(spec: Spec, recipe: Recipe, staging: Staging) -> list[Step]:
         else:
             command = [
                 *recipe.command,
+                *watch,
                 *maps,
                 *defines,
                 *framework.cflags,
@@ -95,6 +105,24 @@ def plan(spec: Spec, recipe: Recipe, staging: Staging) -> list[Step]:
     return steps
 
 
+# gcc's driver ends with 1 whether the compiler below it found an error or was killed. So a shell between the two notes
+# the signal. It ends by the same signal, so that the driver says what it always says. gcc splits at commas.
+_NOTE_SIGNAL = f'"$0" "$@"; s=$?; [ $s -le 128 ] || {{ echo $s >> {SIGNALS}; kill -$((s-128)) $$; }}; exit $s'
+
+
+def _signal_watch(recipe: Recipe) -> list[str]:
+    """Flags by which gcc notes what signal ended a program that it started; none for other compilers.
+
+    Compilers behind ccache or distcc are left alone: these may refuse the flag, or run elsewhere.
+    """
+    if "Free Software Foundation" not in recipe.compiler.version or len(recipe.compiler.command) > 1:
+        return []
+    behind = {os.path.basename(path) for path in map(os.path.realpath, recipe.compiler.programs)}
+    if behind & {"ccache", "distcc", "icecc", "sccache"}:
+        return []
+    return ["-wrapper", f"sh,-c,{_NOTE_SIGNAL}"]
+
+
 def _search_flags(spec: Spec) -> list[str]:
     """Where Python's and the frameworks' headers are; refuses before compiling what cannot compile."""
     import sysconfig
@@ -108,8 +136,8 @@ def _search_flags(spec: Spec) -> list[str]:
         folders.append(f"{pybind11}/include")
     elif needs_pybind11:
         raise ToolchainError(
-            f"pybind11 is not installed for {sys.executable}, and {spec.name!r} needs its headers. "
-            f"Install it: {sys.executable} -m pip install pybind11"
+            f"pybind11 is not installed for {described()}, and {spec.name!r} needs its headers. "
+            f"Install it: {described()} -m pip install pybind11"
         )
     include = sysconfig.get_path("include")
     if not os.path.isfile(f"{include}/Python.h"):

@@ -30,6 +30,7 @@ from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.launchers import node
 from nodecache.printable import logger
+from nodecache.spec import seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def share(call: Callable[[], Result], *, group: Any = None, timeout: float | Non
     """
     import torch.distributed as dist
 
+    timeout = seconds("timeout", timeout)
     if not (dist.is_available() and dist.is_initialized()):
         raise SpecError("There is no process group to share in. Call torch.distributed.init_process_group first.")
     whole = dist.group.WORLD if group is None else group

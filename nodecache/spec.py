@@ -170,6 +170,29 @@ def arguments(what: str, value: object) -> tuple[str, ...]:
     return tuple(checked)
 
 
+TIME_LIMIT = 10**9
+"""Seconds; the longest time limit that is understood. System calls take no more than some hundred times that."""
+
+
+def seconds(what: str, value: object) -> float | None:
+    """A time limit in seconds, checked; None is no limit.
+
+    Raises:
+        SpecError: ``value`` is no number, is not finite, is negative, or is more than :data:`TIME_LIMIT`.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__float__") or isinstance(value, complex):
+        raise SpecError(f"{what} is not a number of seconds: {value!r:.80}. Give a number, or None for no limit.")
+    # A comparison with NaN is false.
+    if not 0 <= value <= TIME_LIMIT:  # type: ignore[operator]
+        raise SpecError(
+            f"{what} is not between 0 and {TIME_LIMIT} seconds: {value!r:.80}. "
+            f"Give such a number, or None for no limit."
+        )
+    return float(value)
+
+
 def paths(what: str, value: object) -> tuple[str, ...]:
     """A list of absolute paths, checked; one path may stand alone."""
     if isinstance(value, str | os.PathLike):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 from nodecache import lock
 from nodecache.errors import of_the_kernel
+from nodecache.interpreter import interpreter
 from nodecache.staging import MARK, reap
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ class Supervised:
             with open(self._log, "ab") as log:
                 self._process = lock.spawn(
                     [
-                        *(sys.executable or "python3", "-I", "-S", program),
+                        *(interpreter(), "-I", "-S", program),
                         *(
                             str(-1 if builder is None else builder),
                             str(control_read),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 
 from nodecache.errors import LoadError, SpecError, ToolchainError
 from nodecache.extension import obtain
@@ -443,8 +442,10 @@ def framework_flags(*, with_cuda: bool, standalone: bool, nvcc_standard: bool = 
         import torch
         from torch.utils import cpp_extension
     except ImportError as error:
+        from nodecache.interpreter import described
+
         raise ToolchainError(
-            f"torch cannot be imported ({error}). Install it: {sys.executable} -m pip install torch"
+            f"torch cannot be imported ({error}). Install it: {described()} -m pip install torch"
         ) from error
     if with_cuda and torch.version.cuda is None:
         raise ToolchainError(
