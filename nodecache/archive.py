@@ -20,7 +20,7 @@ from nodecache import attempt, entry, index, staging
 from nodecache.digest import Digester, digest_items
 from nodecache.entry import MANIFEST, Entry
 from nodecache.errors import ArchiveError
-from nodecache.inputs import Inputs
+from nodecache.inputs import UNKNOWN, Inputs
 from nodecache.root import Root, ensure_folders
 
 TYPE_CHECKING = False
@@ -36,7 +36,6 @@ SIZE_LIMIT = 16 << 30
 """Bytes that one entry's files may have together."""
 
 _KEY_DIGITS = 40
-_NEVER = -2  # a time that no folder has: see inputs.settled
 
 
 class Unpacked:
@@ -212,9 +211,9 @@ def _agreed(place: str, key: str) -> tuple[dict[str, Any], Inputs]:
 
 def without_guards(inputs: Inputs) -> Inputs:
     """Inputs as another node must look at them: times and inode numbers mean nothing there, digests decide."""
-    inputs.folders = [(folder, _NEVER) for folder, _ in inputs.folders]
-    inputs.veils = [(number, _NEVER, names) for number, _, names in inputs.veils]
-    inputs.seen = dict.fromkeys(inputs.seen, "")
+    inputs.folders = [(folder, UNKNOWN) for folder, _ in inputs.folders]
+    inputs.veils = [(number, UNKNOWN, names) for number, _, names in inputs.veils]
+    inputs.seen = dict.fromkeys(inputs.seen, UNKNOWN)
     return inputs
 
 

@@ -1,7 +1,8 @@
 """The compiler: found, and known by what it says of itself.
 
 What it says (version, target, folders that it searches by itself) is remembered under the root by the path,
-size, time and inode of every program involved, so a hit starts no process.
+size, times and inode of every program involved, so a hit starts no process. Only answers are remembered: what could not
+be asked, because a program was missing or could not be started, is asked again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 PATIENCE = 3.0
 """Seconds for which a process waits for what another one is asking."""
 
-_HEAD = b"nodecache-tool 2"
+_HEAD = b"nodecache-tool 3"
 # Variables that make a compiler another one.
 _CHANGES_IT = ("GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS")
 # Variables that add search folders or make the compiler write files: not part of what it is by itself.
@@ -69,6 +70,12 @@ class Compiler:
         self.link_deps = said["link_deps"] == ["yes"]
         self.as_deps = said["as_deps"] == ["yes"]
 
+    @property
+    def dependency_output(self) -> str:
+        """Which tools besides the compiler write down what they read; edits of what others read are not seen."""
+        tools = [("assembler", self.as_deps), ("linker", self.link_deps)]
+        return " ".join(tool for tool, can in tools if can)
+
 
 def which(program: str) -> str | None:
     """Absolute path of a program as the shell would find it, or None."""
@@ -90,7 +97,7 @@ def _find(program: str, prints: dict[str, str]) -> str | None:
             continue
         if stat.S_ISREG(status.st_mode) and os.access(candidate, os.X_OK):
             path = candidate if candidate[0] == "/" else os.path.abspath(candidate)
-            prints[path] = _print(status)
+            prints[path] = _print(path, status)
             return path
     return None
 
@@ -156,12 +163,15 @@ def _identify(root: Root, command: list[str], linker: str | None, prints: dict[s
 
     def recall() -> dict[str, list[str]] | None:
         said = _recall(memory, prints)
+        if said is None or any(which(program) for program in said["missing"]):
+            return None
         # A wrapper may choose another compiler behind another PATH.
-        return said if said is not None and said["path"] in ([], [_path_digest()]) else None
+        return said if said["path"] in ([], [_path_digest()]) else None
 
     def ask() -> dict[str, list[str]]:
-        said = _ask([*programs, *words], list(prints), linker)
-        _remember(root, memory, said, [*prints, *said["linker path"], *said["behind"]])
+        said = _Questions([*programs, *words]).ask(list(prints), linker)
+        if not said.pop("unanswered"):
+            _remember(root, memory, said, [*prints, *said["linker path"], *said["behind"]])
         return said
 
     return Compiler(programs, words, recall() or _ask_once(root, memory, recall, ask))
@@ -207,12 +217,19 @@ def _path_digest() -> str:
     return digest_bytes(os.fsencode(os.environ.get("PATH", os.defpath)))
 
 
-def _print(status: os.stat_result) -> str:
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+def _print(path: str, status: os.stat_result) -> str:
+    """What changes when a program is replaced."""
+    print_ = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+    if status.st_mtime_ns == status.st_ctime_ns and status.st_mtime_ns % 10**9 == 0:
+        # An image's file system, which has no time of change of its own; its modification times may all be one value.
+        # A program's first block tells which build it is.
+        with open(path, "rb") as file:
+            print_ += f" {digest_bytes(file.read(4096))}"
+    return print_
 
 
 def _fingerprint(path: str) -> str:
-    return _print(os.stat(path))
+    return _print(path, os.stat(path))
 
 
 def recall_lines(memory: str, prints: dict[str, str] | None = None) -> list[str] | None:
@@ -261,6 +278,7 @@ _FIELDS = (
     "as_deps",
     "behind",
     "path",
+    "missing",
 )
 
 
@@ -309,52 +327,91 @@ def run_tool(command: list[str]) -> tuple[int, str]:
     return process.returncode, os.fsdecode(said)
 
 
-def _ask(command: list[str], found: list[str], linker: str | None) -> dict[str, list[str]]:
-    """Ask the compiler what it is."""
-    status, version = run_tool([*command, "--version"])
-    if status:
-        raise ToolchainError(
-            f"{' '.join(command)} --version failed with exit status {status}: {version.strip()[:200]!r}. "
-            f"Correct CXX, or unset it to use c++."
+class _Questions:
+    """What a compiler is asked about itself, and which questions it could not be asked."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._missing: list[str] = []
+        self._unanswered: list[str] = []
+
+    def ask(self, found: list[str], linker: str | None) -> dict[str, list[str]]:
+        """Ask everything.
+
+        Args:
+            found: paths of the programs that the command names.
+            linker: the name of a linker that a flag chose, or None.
+
+        Returns:
+            The answers by field, and in ``unanswered`` the questions that failed for another reason than that the
+            compiler has no answer: those may have one later.
+        """
+        status, version = run_tool([*self._command, "--version"])
+        if status:
+            raise ToolchainError(
+                f"{' '.join(self._command)} --version failed with exit status {status}: {version.strip()[:200]!r}. "
+                f"Correct CXX, or unset it to use c++."
+            )
+        verbose = self._output([*self._command, "-E", "-v", "-x", "c++", "/dev/null"])
+        target = next(
+            (line[8:].strip() for line in verbose.splitlines() if line.startswith("Target: ")), os.uname().machine
         )
-    _, verbose = run_tool([*command, "-E", "-v", "-x", "c++", "/dev/null"])
-    target = next(
-        (line[8:].strip() for line in verbose.splitlines() if line.startswith("Target: ")), os.uname().machine
-    )
-    own, system = _search_folders(verbose)
-    path = _program_of(command, "ld") if linker is None else which(linker if "/" in linker else f"ld.{linker}")
-    if path is None and linker is not None:
-        path = which(linker)
-    line, deps = "unknown", "no"
-    if path:
-        path = os.path.realpath(path)
-        _, text = run_tool([path, "--version"])
-        line = text.strip().partition("\n")[0] or "unknown"
-        deps = "yes" if "--dependency-file" in run_tool([path, "--help"])[1] else "no"
-    assembler = None if "clang" in version else _program_of(command, "as")
-    as_deps = assembler is not None and "--MD" in run_tool([assembler, "--help"])[1]
-    # What a wrapper such as ccache runs in the end: an upgrade of it leaves the wrapper as it was.
-    behind = _program_of(command, "cc1plus")
-    wrapped = any(_is_wrapper(path) for path in found)
-    return {
-        "program": [os.path.realpath(path) for path in found],
-        "version": version.strip().splitlines(),
-        "target": [target],
-        "own": own,
-        "system": system,
-        "linker": [line],
-        "linker path": [path] if path else [],
-        "link_deps": [deps],
-        "as_deps": ["yes" if as_deps else "no"],
-        "behind": [behind] if behind else [],
-        "path": [_path_digest()] if wrapped else [],
-    }
+        own, system = _search_folders(verbose)
+        path = self._linker(linker)
+        line = (path and self._output([path, "--version"]).strip().partition("\n")[0]) or "unknown"
+        link_deps = path is not None and "--dependency-file" in self._output([path, "--help"])
+        assembler = None if "clang" in version else self._program("as")
+        as_deps = assembler is not None and "--MD" in self._output([assembler, "--help"])
+        # What a wrapper such as ccache runs in the end: an upgrade of it leaves the wrapper as it was.
+        behind = self._program("cc1plus", optional=True)
+        wrapped = any(_is_wrapper(path) for path in found)
+        return {
+            "program": [os.path.realpath(path) for path in found],
+            "version": version.strip().splitlines(),
+            "target": [target],
+            "own": own,
+            "system": system,
+            "linker": [line],
+            "linker path": [path] if path else [],
+            "link_deps": ["yes" if link_deps else "no"],
+            "as_deps": ["yes" if as_deps else "no"],
+            "behind": [behind] if behind else [],
+            "path": [_path_digest()] if wrapped else [],
+            "missing": self._missing,
+            "unanswered": self._unanswered,
+        }
 
+    def _output(self, command: list[str]) -> str:
+        """What a command prints; noted as unanswered where it does not end well."""
+        try:
+            status, text = run_tool(command)
+        except ToolchainError as error:
+            status, text = -1, str(error)
+        if status:
+            self._unanswered.append(f"{' '.join(command)}: {text.strip()[:200]}")
+        return text if status >= 0 else ""
 
-def _program_of(command: list[str], name: str) -> str | None:
-    """Path of a program that the compiler calls, or None."""
-    status, said = run_tool([*command, f"-print-prog-name={name}"])
-    return which(said.strip().splitlines()[-1]) if status == 0 and said.strip() else None
+    def _linker(self, chosen: str | None) -> str | None:
+        if chosen is None:
+            path = self._program("ld")
+        else:
+            path = which(chosen if "/" in chosen else f"ld.{chosen}") or which(chosen)
+            if path is None:
+                self._missing += [f"ld.{chosen}", chosen]
+        return path and os.path.realpath(path)
+
+    def _program(self, name: str, *, optional: bool = False) -> str | None:
+        """Path of a program that the compiler calls; None where it names none, or one that is missing."""
+        status, said = run_tool([*self._command, f"-print-prog-name={name}"])
+        if status < 0:
+            self._unanswered.append(name)
+        if status or not said.strip():
+            return None
+        program = said.strip().splitlines()[-1]
+        path = which(program)
+        if path is None and not optional:
+            self._missing.append(program)
+        return path
 
 
 def _is_wrapper(path: str) -> bool:

@@ -1,7 +1,7 @@
 """The index: for a recipe, the keys built so far and what each build read.
 
 One small text file a key, added after publishing. It is all that a hit reads besides its inputs and the loader's file:
-it knows each file of the entry by size, time, inode and digest. A size that differs is a miss; a time or inode that
+it knows each file of the entry by size, times, inode and digest. A size that differs is a miss; a time or inode that
 differs lets the digest decide, and a pass is written down here, never in the entry.
 """
 
@@ -35,7 +35,7 @@ class Record:
     Attributes:
         name: the file's name: when it was added, and the key.
         inputs: what the build read.
-        outputs: per file of the entry its digest, size in bytes, ``mtime.inode`` and name.
+        outputs: per file of the entry its digest, size in bytes, ``mtime.ctime.inode`` and name.
     """
 
     __slots__ = ("inputs", "name", "outputs")
@@ -138,13 +138,18 @@ def _outputs(root: Root, record: Record) -> tuple[bool, bool]:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or status.st_size != size or status.st_uid not in owners:
                 return False, False
-            if print_ != f"{status.st_mtime_ns}.{status.st_ino}":
+            if print_ != _print(status):
                 fresh = False
                 if digest_file(path) != digest:
                     return False, False
     except OSError:
         return False, False
     return True, fresh
+
+
+def _print(status: os.stat_result) -> str:
+    """What changes when an entry's file is written to or replaced, also where its modification time is restored."""
+    return f"{status.st_mtime_ns}.{status.st_ctime_ns}.{status.st_ino}"
 
 
 def add(root: Root, recipe: str, entry: Entry, inputs: Inputs, files: dict[str, dict[str, object]]) -> None:
@@ -189,7 +194,7 @@ def _write(root: Root, recipe: str, name: str, key: str, inputs: Inputs, outputs
     lines = []
     for file, digest in outputs:
         status = os.lstat(f"{entry_path(root, key)}/{file}")
-        lines.append(f"out\t{digest}\t{status.st_size}\t{status.st_mtime_ns}.{status.st_ino}\t{quote(file)}")
+        lines.append(f"out\t{digest}\t{status.st_size}\t{_print(status)}\t{quote(file)}")
     lines += inputs.lines()
     raw = os.fsencode("\n".join(lines))
     folder = root.at("recipes", recipe)

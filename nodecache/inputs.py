@@ -36,10 +36,11 @@ class Inputs:
     Attributes:
         files: ``(place, digest)``; a place is ``<root number>:<relative path>`` or an absolute path.
         shadows: places that must be absent.
-        veils: ``(root number, mtime in ns, names)`` that must be absent from a root.
+        veils: ``(root number, stamp, names)`` that must be absent from a root.
         packages: ``(name, identity)``.
         system: ``(absolute path, digest)``.
-        folders: ``(absolute path, mtime in ns)`` of the folders of ``system``: a guard, not part of the key.
+        folders: ``(absolute path, stamp)`` of the folders of ``system``: a guard, not part of the key. See
+            :func:`folder_stamp`.
         seen: by place, how the status of a big file looked when it was digested: a guard likewise.
     """
 
@@ -48,9 +49,9 @@ class Inputs:
     def __init__(self) -> None:
         self.files: list[tuple[str, str]] = []
         self.shadows: list[str] = []
-        self.veils: list[tuple[int, int, list[str]]] = []
+        self.veils: list[tuple[int, str, list[str]]] = []
         self.packages: list[tuple[str, str]] = []
-        self.folders: list[tuple[str, int]] = []
+        self.folders: list[tuple[str, str]] = []
         self.seen: dict[str, str] = {}
         self._system: list[tuple[str, str]] = []
         self._system_lines: list[str] = []
@@ -81,9 +82,9 @@ class Inputs:
         return [
             *(f"file\t{digest}\t{quote(place)}" for place, digest in self.files),
             *(f"shadow\t{quote(place)}" for place in self.shadows),
-            *(f"veil\t{number} {mtime}\t{quote('/'.join(names))}" for number, mtime, names in self.veils),
+            *(f"veil\t{number} {stamp}\t{quote('/'.join(names))}" for number, stamp, names in self.veils),
             *(f"package\t{digest}\t{name}" for name, digest in self.packages),
-            *(f"folder\t{mtime}\t{quote(path)}" for path, mtime in self.folders),
+            *(f"folder\t{stamp}\t{quote(path)}" for path, stamp in self.folders),
             *(f"seen\t{print_}\t{quote(place)}" for place, print_ in self.seen.items()),
             *(f"system\t{digest}\t{quote(path)}" for path, digest in self.system),  # the last, see parse
         ]
@@ -107,14 +108,14 @@ class Inputs:
             elif sort == "shadow":
                 found.shadows.append(unquote(first))
             elif sort == "veil":
-                number, _, mtime = first.partition(" ")
-                found.veils.append((int(number), int(mtime), unquote(second).split("/")))
+                number, _, stamp = first.partition(" ")
+                found.veils.append((int(number), stamp, unquote(second).split("/")))
             elif sort == "package":
                 found.packages.append((second, first))
             elif sort == "seen":
                 found.seen[unquote(second)] = first
             elif sort == "folder":
-                found.folders.append((unquote(second), int(first)))
+                found.folders.append((unquote(second), first))
         return found
 
 
@@ -179,8 +180,8 @@ class Eyes:
             self._gone.add(parent)
         return True
 
-    def _is_clear(self, folder: str, mtime: int, names: list[str]) -> bool:
-        if folder_time(folder) == mtime:
+    def _is_clear(self, folder: str, stamp: str, names: list[str]) -> bool:
+        if stamp and folder_stamp(folder) == stamp:
             return True
         return not any(os.path.lexists(os.path.join(folder, name)) for name in names)
 
@@ -212,45 +213,66 @@ class Eyes:
                 return None
             if not all(self._is_gone(self.path(place)) for place in inputs.shadows):
                 return None
-            if not all(self._is_clear(self._roots[number], mtime, names) for number, mtime, names in inputs.veils):
+            if not all(self._is_clear(self._roots[number], stamp, names) for number, stamp, names in inputs.veils):
                 return None
             if any(self.identity(name) != token for name, token in inputs.packages):
                 return None
             # Before the digests, so that what changes in between shows at the next look.
-            folders = [(folder, folder_time(folder)) for folder, _ in inputs.folders]
-            if folders != inputs.folders:
+            folders = [(folder, folder_stamp(folder)) for folder, _ in inputs.folders]
+            if folders != inputs.folders or not all(stamp for _, stamp in folders):
                 if not all(self._is_system(path, digest) for path, digest in inputs.system):
                     return None
-                inputs.folders = [(folder, settled(mtime)) for folder, mtime in folders]
-                return True
+                renewed = folders != inputs.folders
+                inputs.folders = folders
+                return renewed or seen != inputs.seen
         except (IndexError, ValueError):
             return None
         return seen != inputs.seen
 
 
-def folder_time(folder: str) -> int:
-    """Modification time of a folder in ns; -1 when it is not there."""
+UNKNOWN = ""
+"""The stamp of what cannot be told apart by its status."""
+
+
+def folder_stamp(folder: str) -> str:
+    """What of a folder's status changes with its list of names.
+
+    Returns:
+        :data:`UNKNOWN` where an unchanged status proves nothing (:func:`stamp`); ``-`` where there is no such folder.
+    """
     try:
-        return os.stat(folder).st_mtime_ns
+        status = os.stat(folder)
     except OSError:
-        return -1
+        return "-"
+    return stamp(status)
 
 
-def settled(mtime: int) -> int:
-    """A time to compare with, or one that never is: within one tick of the kernel's clock changes look alike."""
-    return mtime if mtime < time.time_ns() - _TICKS else -2
+def stamp(status: os.stat_result) -> str:
+    """What of a status changes with the content, and cannot be set back: both times and the inode.
+
+    The time of modification alone proves nothing: images are made with all of them set to one value (ostree, Nix,
+    SOURCE_DATE_EPOCH), and anybody may restore it. The time of change cannot be set. The device is left out: it differs
+    between two containers of one image, and two folders with the same inode and time of change are copies of one image.
+
+    Returns:
+        :data:`UNKNOWN` within one tick of the kernel's clock, where two changes look alike; and where the file system
+        shows no time of change of its own, as squashfs and others that only hold images do: both times are then the
+        same whole second.
+    """
+    modified, changed = status.st_mtime_ns, status.st_ctime_ns
+    if (modified == changed and changed % 10**9 == 0) or max(modified, changed) >= time.time_ns() - _TICKS:
+        return UNKNOWN
+    return f"{modified}.{changed}.{status.st_ino}"
 
 
 def status_print(path: str) -> str:
-    """What of a file's status changes with its content, and cannot be set back; empty when it is too new to tell."""
+    """What of a file's status changes with its content; :data:`UNKNOWN` where an unchanged one proves nothing."""
     try:
         status = os.stat(path)
     except OSError:
-        return ""
-    newest = max(status.st_mtime_ns, status.st_ctime_ns)
-    if newest >= time.time_ns() - _TICKS:
-        return ""
-    return f"{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}.{status.st_ino}.{status.st_dev}"
+        return UNKNOWN
+    times = stamp(status)
+    return times and f"{status.st_size}.{times}.{status.st_dev}"
 
 
 def quote(path: str) -> str:

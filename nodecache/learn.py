@@ -6,7 +6,7 @@ import os
 import stat
 
 from nodecache.digest import digest_file
-from nodecache.inputs import BIG, LIBRARIES, Eyes, Inputs, folder_time, settled, status_print
+from nodecache.inputs import BIG, LIBRARIES, Eyes, Inputs, folder_stamp, status_print
 from nodecache.packages import COVERED, identity, locate
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ def learn(
     found = Inputs()
     used: set[str] = set()
     names: set[str] = set()  # first parts of the names by which headers outside the roots were asked for
-    folders: dict[str, int] = {}
+    folders: dict[str, str] = {}
     changed: str | None = None
     for path in sorted({*read, *linked}):
         real = os.path.realpath(path)
@@ -81,7 +81,7 @@ def learn(
             if _is_as_new(path, began):
                 changed = f"{path} changed"
             if _below(real, system) and not _below(real, [_LOCAL]):
-                folders.setdefault(os.path.dirname(real), settled(folder_time(os.path.dirname(real))))
+                folders.setdefault(os.path.dirname(real), folder_stamp(os.path.dirname(real)))
                 found.system.append((real, digest_file(real)))
                 continue
             place, before = _place(recipe, path, linked=path in linked)
@@ -104,7 +104,7 @@ def learn(
     return found, changed or late
 
 
-def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[int, int, list[str]]], str | None]:
+def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[int, str, list[str]]], str | None]:
     """For each include folder the names that it must not get; and what it got since the build began."""
     found = []
     late: str | None = None
@@ -112,12 +112,12 @@ def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[in
         folder = recipe.roots[number]
         if low >= LIBRARIES or not names:
             continue
-        mtime = settled(folder_time(folder))
+        stamp = folder_stamp(folder)
         there = {name for name in names if os.path.lexists(os.path.join(folder, name))}
         for name in there:
             if _is_as_new(os.path.join(folder, name), began):
                 late = f"{folder}/{name} appeared"
-        found.append((number, mtime, sorted(names - there)))
+        found.append((number, stamp, sorted(names - there)))
     return found, late
 
 

@@ -138,6 +138,7 @@ class Recipe:
             ("compiler flags", "\n".join(said_words)),
             ("target", self.compiler.target),
             ("linker", self.compiler.linker),
+            ("dependency output", self.compiler.dependency_output),
             *sources,
             ("cflags", "\n".join(said_cflags)),
             ("ldflags", "\n".join(said_ldflags)),

@@ -111,7 +111,7 @@ def _compilers(places: list[Root], spec: Spec) -> list[Compiler]:
     from nodecache.compiler import Compiler
 
     found: dict[tuple[str, ...], Compiler] = {}
-    fields = ("compiler", "compiler path", "compiler flags", "target", "linker")
+    fields = ("compiler", "compiler path", "compiler flags", "target", "linker", "dependency output")
     for place in places:
         try:
             keys = sorted(os.listdir(place.at("entries")))
@@ -123,7 +123,7 @@ def _compilers(places: list[Root], spec: Spec) -> list[Compiler]:
                 if (manifest.get("name"), manifest.get("kind")) != (spec.name, spec.kind):
                     continue
                 items = {str(name): str(value) for name, value in manifest["items"]}
-                version, path, flags, target, linker = said = tuple(items[field] for field in fields)
+                version, path, flags, target, linker, output = said = tuple(items[field] for field in fields)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             answers = {
@@ -133,8 +133,8 @@ def _compilers(places: list[Root], spec: Spec) -> list[Compiler]:
                 "linker": [linker],
                 "own": [],
                 "system": [],
-                "link_deps": [],
-                "as_deps": [],
+                "link_deps": ["yes"] if "linker" in output else [],
+                "as_deps": ["yes"] if "assembler" in output else [],
             }
             found.setdefault(said, Compiler([path], [flag for flag in flags.split("\n") if flag], answers))
     return list(found.values())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,9 @@ from nodecache import compiler as module
 from nodecache import lock, packages
 from nodecache.compiler import find_compiler, which
 from nodecache.errors import ToolchainError
+from nodecache.recipe import Recipe
 from nodecache.root import ensure_folders, open_root
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from nodecache.spec import Spec, read_sources
 
 
 @pytest.fixture
@@ -256,3 +256,41 @@ def test_without_locks_everybody_asks(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "try_exclusive", refuse)
     assert find_compiler(open_root()).target
     assert noted.read_text() == ".\n"
+
+
+@pytest.mark.parametrize("tool", ["as", "ld"])
+def test_a_tool_that_was_missing_is_asked_once_it_is_there(place, tool, start):
+    """The answer of a moment in which binutils were not installed must not be taken for what the compiler can do."""
+    ask = "from nodecache.root import open_root; from nodecache.compiler import find_compiler\n"
+    ask += "found = find_compiler(open_root()); print(found.as_deps, found.link_deps)"
+    path = subprocess.run(
+        ["c++", f"-print-prog-name={tool}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    masked = Path(place.path, "masked")
+    masked.write_text("")
+    hide = f'mount --bind {masked} "$(realpath {which(path)})" && exec "$@"'
+    namespace = ("unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "sh")
+    assert "False" in start(ask, prefix=namespace).wait(30).out
+    assert start(ask).wait(30).out.split() == ["True", "True"]
+
+
+def test_a_tool_that_could_not_be_run_is_asked_again(place, tmp_path, monkeypatch):
+    """A tool that is killed, or cannot fork under a tight process limit, has not answered."""
+    assembler = tmp_path / "bin/as"
+    assembler.parent.mkdir()
+    shutil.copy("/bin/false", assembler)
+    fake = tmp_path / "g++"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = -print-prog-name=as ] && echo {assembler} || exec c++ "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    assert not find_compiler(place).as_deps
+    assembler.write_text('#!/bin/sh\nexec as "$@"\n')
+    assert find_compiler(place).as_deps
+
+
+def test_what_the_tools_can_write_down_is_in_the_key(tiny, place, monkeypatch):
+    """An entry whose linked files are not known must not answer where they are."""
+    spec = Spec("tiny", read_sources([tiny()]))
+    complete = Recipe(place, spec)
+    monkeypatch.setattr(module.Compiler, "dependency_output", "assembler")
+    assert Recipe(place, spec).key != complete.key

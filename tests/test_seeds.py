@@ -51,10 +51,10 @@ def test_a_seed_is_hit_without_a_compiler(seed, tiny, start, load_program):
 
 
 def test_the_image_need_not_have_the_headers_that_only_a_compiler_reads(seed, tiny, start, load_program):
-    # As if /usr/include were not there: the folder has another time, and the headers below it cannot be read.
+    # As if /usr/include were not there: the folder has another stamp, and the headers below it cannot be read.
     absent = f"""\
 import nodecache.inputs as inputs, os
-inputs.folder_time = lambda folder: -1
+inputs.folder_stamp = lambda folder: "-"
 real = inputs.digest_file
 def digest_file(path):
     if path.startswith("/usr/"):
