@@ -11,7 +11,7 @@ import time
 
 from nodecache import attempt, entry, index, lease, owner, staging
 from nodecache.entry import Entry
-from nodecache.errors import BuildError, LeaseLost, LeaseTimeout, RootError
+from nodecache.errors import BuildError, InputsChanged, LeaseLost, LeaseTimeout, RootError
 from nodecache.inputs import Eyes, Inputs
 from nodecache.root import Root, Telling, ensure_folders, make_folder
 from nodecache.waiting import Voice
@@ -56,15 +56,15 @@ class Product:
     Attributes:
         inputs: what it read besides what the recipe says.
         about: more for the manifest.
-        raced: why the result is to be used and not published (an input changed meanwhile), or None.
+        unknown: why it is not known what was read, so that the result cannot be published; or None.
     """
 
-    __slots__ = ("about", "inputs", "raced")
+    __slots__ = ("about", "inputs", "unknown")
 
-    def __init__(self, inputs: Inputs, about: dict[str, Any], raced: str | None = None) -> None:
+    def __init__(self, inputs: Inputs, about: dict[str, Any], unknown: str | None = None) -> None:
         self.inputs = inputs
         self.about = about
-        self.raced = raced
+        self.unknown = unknown
 
 
 class Request:
@@ -225,7 +225,8 @@ class Request:
             except BuildError as error:
                 if not held.is_mine():
                     raise
-                inputs = self.failed_inputs(place)
+                # Nobody can compare a file that keeps changing: everybody who waited is told.
+                inputs = "" if isinstance(error, InputsChanged) else self.failed_inputs(place)
                 place.remove()  # before anybody can be told: after that, perhaps nobody builds and sweeps for long
                 self._record(held, error, inputs)
                 self._note(held, "failed", started)
@@ -266,10 +267,10 @@ class Request:
                     **product.about,
                 },
             )
-            if product.raced:
+            if product.unknown:
                 from nodecache.printable import logger
 
-                logger().warning("%r is used but not kept: %s", self.name, product.raced)
+                logger().warning("%r is used but not kept: %s", self.name, product.unknown)
                 return Entry("", place.entry, published=False)
             found = entry.publish(self.root, place.entry, key)
             place.remove()  # before anybody can find it, for the same reason

@@ -7,18 +7,20 @@ folder with relative paths, on a snapshot of the sources, and write only there.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 from nodecache import elf
 from nodecache.attempt import log_path
 from nodecache.diagnosis import ended_from_outside, endings, failure_text, first_error, raise_if_limited
 from nodecache.digest import read_bytes
-from nodecache.errors import BuildError, BuildInterrupted, RootError
+from nodecache.errors import BuildError, BuildInterrupted, InputsChanged, RootError
 from nodecache.inputs import Inputs
 from nodecache.jobs import job_count
-from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies
+from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies, state
 from nodecache.ninja import ninja_path, step_times, write_ninja
 from nodecache.plan import LINK_DEPENDENCIES, named_libraries, plan, snapshot_name
+from nodecache.printable import logger
 from nodecache.supervised import Supervised
 
 TYPE_CHECKING = False
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 _FILE_CLOCK = 5
 """CLOCK_REALTIME_COARSE, with which this kernel stamps files; Python has no name for it (linux/time.h)."""
 
+_BUILDS = 5
+"""Builds in one call before a file that changes during each of them is an error."""
+
 
 class Built:
     """A checked result in staging.
@@ -41,13 +46,13 @@ class Built:
     Attributes:
         inputs: what was read.
         steps: per step its name, start and end in milliseconds since the build began.
-        raced: why this result may be used and not published (an input changed while it was being read), or None.
+        unknown: why it is not known what the tools read, so that this result cannot be published; or None.
     """
 
-    def __init__(self, inputs: Inputs, steps: list[dict[str, Any]], raced: str | None) -> None:
+    def __init__(self, inputs: Inputs, steps: list[dict[str, Any]], unknown: str | None) -> None:
         self.inputs = inputs
         self.steps = steps
-        self.raced = raced
+        self.unknown = unknown
 
 
 def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str) -> Built:
@@ -56,23 +61,52 @@ def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attem
     Raises:
         ToolchainError: Python's headers, or a framework's, are missing; known before anything is compiled.
         BuildError: a tool failed, or made nothing usable.
+        InputsChanged: a file that it reads changed during each of several builds.
         BuildInterrupted: the tools were killed.
         RootError: no space, no right to write, a file size limit.
     """
     log = log_path(root, recipe.key, attempt)
     steps = plan(spec, recipe, staging)
     _snapshot(root, spec, staging)
-    write_ninja(root, staging, steps, log)
-    began = _file_time(staging)
-    _run(root, spec, recipe, staging, attempt, log)
-    output = f"{staging.entry}/{spec.file_name}"
-    _check(spec, output, attempt, log)
-    for library in named_libraries(recipe):
-        if library not in recipe.linked:
-            recipe.linked.append(library)
-    inputs, changed = _learn(recipe, staging, began)
-    raced = f"{changed} while it was being built" if changed else _unknown(spec, recipe, staging)
-    return Built(inputs, step_times(staging, steps), raced)
+    before: dict[str, str] = {}
+    for build in range(_BUILDS):
+        if build:
+            _clear(root, spec, staging)
+        write_ninja(root, staging, steps, log)
+        began = _file_time(staging)
+        failed: BuildError | None = None
+        try:
+            _run(root, spec, recipe, staging, attempt, log)
+            _check(spec, f"{staging.entry}/{spec.file_name}", attempt, log)
+        except BuildError as error:
+            failed = error
+        recipe.linked += [library for library in named_libraries(recipe) if library not in recipe.linked]
+        inputs, late = _learn(recipe, staging, began)
+        # A file server's clock may run ahead of ours. What has not changed since the last build did not change in this.
+        moved = [path for path in late if not (state(path) and state(path) == before.get(path))]
+        if failed is not None and (not moved or build == _BUILDS - 1):
+            raise failed
+        if not moved:
+            return Built(inputs, step_times(staging, steps), _unknown(spec, recipe, staging))
+        what = f"{moved[0]} {late[moved[0]]} while {spec.name!r} was being built"
+        logger().warning("%s: building it again", what)
+        before = {path: state(path) for path in late}
+    cause = f"Error building extension {spec.name!r}: {what}, and so it was in each of {_BUILDS} builds"
+    remedy = "Stop what writes to that file, then call again."
+    raise InputsChanged(f"{cause}. {remedy}", attempt=attempt, first_error=cause, log=log)
+
+
+def _clear(root: Root, spec: Spec, staging: Staging) -> None:
+    """Leave only the sources' snapshot of a build, for the next one to start from."""
+    try:
+        for folder in ("obj", "step"):
+            shutil.rmtree(f"{staging.path}/{folder}")
+        os.mkdir(f"{staging.path}/obj")
+        for name in ("build.ninja", ".ninja_log", ".ninja_deps", f"entry/{spec.file_name}"):
+            if os.path.lexists(f"{staging.path}/{name}"):
+                os.unlink(f"{staging.path}/{name}")
+    except OSError as error:
+        raise root.failed(error, "clearing the staging folder") from error
 
 
 def known_inputs(recipe: Recipe, staging: Staging) -> str:
@@ -82,12 +116,12 @@ def known_inputs(recipe: Recipe, staging: Staging) -> str:
     return "\n".join(inputs.lines())
 
 
-def _learn(recipe: Recipe, staging: Staging, began: Began) -> tuple[Inputs, str | None]:
+def _learn(recipe: Recipe, staging: Staging, began: Began) -> tuple[Inputs, dict[str, str]]:
     """What the tools have written down that they read."""
     try:
         names = os.listdir(f"{staging.path}/obj")
     except FileNotFoundError:
-        return Inputs(), None
+        return Inputs(), {}
     read: list[str] = []
     linked = [*recipe.linked]
     for name in names:

@@ -45,6 +45,10 @@ class BuildError(NodecacheError, RuntimeError):
         self.log = log
 
 
+class InputsChanged(BuildError):
+    """A file that the build reads changed during each of several builds, so nobody can say what was built."""
+
+
 def of_the_kernel(error: OSError) -> bool:
     """Whether a system call failed. Else the program itself raised it, as signal handlers do with TimeoutError."""
     return error.errno is not None

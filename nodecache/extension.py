@@ -189,7 +189,7 @@ def _miss(
         with Telling(place, "building"):
             built = compile_spec(place, spec, recipe, staging, attempt)
             _keep_log(log, f"{staging.entry}/build.log")
-        return Product(built.inputs, {"steps": built.steps, "file": spec.file_name}, built.raced)
+        return Product(built.inputs, {"steps": built.steps, "file": spec.file_name}, built.unknown)
 
     def failed_inputs(staging: Any) -> str:
         from nodecache.compile import known_inputs
@@ -200,7 +200,8 @@ def _miss(
         entry = outcome.entry
         if not entry.published and spec.kind != "module":  # it goes with the staging folder, before anybody opens it
             raise BuildInterrupted(
-                f"{spec.name!r} was built while a file that it reads changed, so it was not kept. Call again."
+                f"{spec.name!r} was built, but it is not known which files it read, so it could not be kept. Remove "
+                f"the flag or compiler wrapper that redirects dependency output (-MF, -MD), then call again."
             )
         builder = outcome.builder
         module = _use(

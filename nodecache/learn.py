@@ -39,7 +39,7 @@ class Began:
 
 def learn(
     recipe: Recipe, read: list[str], linked: list[str], private: list[str], began: Began
-) -> tuple[Inputs, str | None]:
+) -> tuple[Inputs, dict[str, str]]:
     """Sort what the tools read.
 
     Args:
@@ -50,7 +50,7 @@ def learn(
         began: when the tools began.
 
     Returns:
-        The inputs; and what of them changed after ``began``, as a sentence's beginning, or None.
+        The inputs; and by path what happened to those that look as if they changed after ``began``.
     """
     import sysconfig
 
@@ -63,7 +63,7 @@ def learn(
     used: set[str] = set()
     names: set[str] = set()  # first parts of the names by which headers outside the roots were asked for
     folders: dict[str, str] = {}
-    changed: str | None = None
+    late: dict[str, str] = {}
     for path in sorted({*read, *linked}):
         real = os.path.realpath(path)
         if _below(real, private) or real.startswith("/dev/"):
@@ -79,7 +79,7 @@ def learn(
             continue
         try:
             if _is_as_new(path, began):
-                changed = f"{path} changed"
+                late[path] = "changed"
             if _below(real, system) and not _below(real, [_LOCAL]):
                 folders.setdefault(os.path.dirname(real), folder_stamp(os.path.dirname(real)))
                 found.system.append((real, digest_file(real)))
@@ -89,36 +89,36 @@ def learn(
                 found.seen[place] = status_print(path)
             found.files.append((place, digest_file(path)))
         except OSError:
-            changed = f"{path} vanished"
+            late[path] = "vanished"
             continue
         for shadow in before:
             spot = Eyes(recipe.roots).path(shadow)
             if not os.path.lexists(spot):
                 found.shadows.append(shadow)
             elif _is_as_new(spot, began):
-                changed = f"{spot} appeared"
-    found.veils, late = _veils(recipe, names, began)
+                late[spot] = "appeared"
+    found.veils, appeared = _veils(recipe, names, began)
+    late.update(dict.fromkeys(appeared, "appeared"))
     found.packages = [(name, identity(name)) for name in sorted(used)]
     found.system = sorted(set(found.system))
     found.folders = sorted(folders.items())
-    return found, changed or late
+    return found, late
 
 
-def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[int, str, list[str]]], str | None]:
-    """For each include folder the names that it must not get; and what it got since the build began."""
+def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[int, str, list[str]]], list[str]]:
+    """For each include folder the names that it must not get; and the paths that it got since the build began."""
     found = []
-    late: str | None = None
+    appeared: list[str] = []
     for number, (low, _) in enumerate(recipe.ranks):
         folder = recipe.roots[number]
         if low >= LIBRARIES or not names:
             continue
         stamp = folder_stamp(folder)
         there = {name for name in names if os.path.lexists(os.path.join(folder, name))}
-        for name in there:
-            if _is_as_new(os.path.join(folder, name), began):
-                late = f"{folder}/{name} appeared"
+        paths = [os.path.join(folder, name) for name in there]
+        appeared += [path for path in paths if _is_as_new(path, began)]
         found.append((number, stamp, sorted(names - there)))
-    return found, late
+    return found, appeared
 
 
 def _place(recipe: Recipe, path: str, *, linked: bool) -> tuple[str, list[str]]:
@@ -156,6 +156,25 @@ def _is_as_new(path: str, began: Began) -> bool:
         if parent in (path, ""):  # "/" is its own parent, and so is "//"
             return False
         path = parent
+
+
+def state(path: str) -> str:
+    """What changes when a file is written to or replaced, or a link on the way to it is led elsewhere.
+
+    Two of these are compared with each other, and with no clock. Empty when there is no such file.
+    """
+    try:
+        status = os.stat(path)
+        parts = [f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"]
+        parent = os.path.dirname(path)
+        while path != parent:
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                parts.append(f"{status.st_ino} {status.st_ctime_ns}")
+            path, parent = parent, os.path.dirname(parent)
+    except OSError:
+        return ""
+    return "\n".join(parts)
 
 
 def _below(path: str, folders: list[str]) -> bool:

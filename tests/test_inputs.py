@@ -14,6 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nodecache
+from nodecache import compile as compile_module
+from nodecache.errors import InputsChanged
 from nodecache.extension import obtain
 from nodecache.inputs import Eyes, Inputs
 from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies
@@ -235,32 +237,69 @@ def test_switching_between_two_branches_hits_from_the_third_time_on(tiny, compil
     assert compiler.compiles == 2
 
 
-def test_an_edit_during_the_build_is_used_and_not_kept(tiny, compiler, tmp_path, caplog):
+ONCE = "if mkdir {once} 2>/dev/null; then {change}; fi"
+"""Shell text for the compiler: make a change in the first compile and not in the next."""
+
+
+def test_an_edit_during_the_build_is_built_again_and_all_get_what_is_kept(tiny, compiler, tmp_path, caplog):
     source = tiny(expression="VALUE", extra='#include "value.h"')
     header = write(tmp_path / "src/value.h", "#define VALUE 1\n")
-    compiler.set(before=f"printf '#define VALUE 2\\n' > {header}")
+    compiler.set(before=ONCE.format(once=tmp_path / "once", change=f"printf '#define VALUE 2\n' > {header}"))
     with caplog.at_level(logging.WARNING, "nodecache"):
         module = nodecache.load("tiny", source)
-    assert module.__nodecache__.key == ""
-    assert "value.h changed while it was being built" in caplog.text
-    compiler.set()
-    assert nodecache.load("tiny", source).add(0, 0) == 2
+    assert (module.add(0, 0), role(module)) == (2, "built")
+    assert "value.h changed while 'tiny' was being built: building it again" in caplog.text
+    assert nodecache.load("tiny", source) is module
     assert compiler.compiles == 2
 
 
-def test_a_path_is_not_given_out_for_a_library_that_is_not_kept(tiny, compiler, tmp_path):
+def test_a_header_that_was_torn_while_it_was_compiled_is_compiled_again(tiny, compiler, tmp_path, start, load_program):
+    """It is whole again when the compiler ends: only its change time tells."""
+    source = tiny(expression="VALUE", extra='#include "value.h"')
+    header = write(tmp_path / "src/value.h", "#define VALUE 1234\n")
+    tear = f"printf '#define VALUE 1\n' > {header}"
+    mend = f"printf '#define VALUE 1234\n' > {header}"
+    compiler.set(
+        instead=f'if mkdir {tmp_path}/once 2>/dev/null; then {tear}; c++ "$@"; {mend}; exit; fi; exec c++ "$@"'
+    )
+    assert nodecache.load("tiny", source).add(0, 0) == 1234
+    assert start(load_program, "tiny", source).wait().json["role"] == "hit"
+
+
+def test_a_header_that_was_torn_when_the_compiler_failed_is_compiled_again(tiny, compiler, tmp_path):
+    source = tiny(expression="VALUE", extra='#include "value.h"')
+    header = write(tmp_path / "src/value.h", "#define VALUE 1234\n")
+    tear, mend = f"printf '#define VAL' > {header}", f"printf '#define VALUE 1234\n' > {header}"
+    compiler.set(
+        instead=f'if mkdir {tmp_path}/once 2>/dev/null; then {tear}; c++ "$@"; s=$?; {mend}; exit $s; fi; exec c++ "$@"'
+    )
+    assert nodecache.load("tiny", source).add(0, 0) == 1234
+    assert compiler.compiles == 2
+
+
+def test_a_header_that_changes_in_every_build_is_an_error_that_names_it(tiny, compiler, tmp_path, root):
     source = tiny(expression="VALUE", extra='#include "value.h"')
     header = write(tmp_path / "src/value.h", "#define VALUE 1\n")
-    compiler.set(before=f"printf '#define VALUE 2\\n' > {header}")
-    spec = Spec("tiny", read_sources(source), kind="library")
-    with pytest.raises(nodecache.BuildInterrupted, match=r"was not kept\. Call again"):
-        obtain(spec)
+    compiler.set(before=f"printf '#define VALUE 2\n' > {header}")
+    with pytest.raises(InputsChanged, match=r"src/value\.h changed.*in each of 5 builds\. Stop what writes"):
+        nodecache.load("tiny", source)
+    assert compiler.compiles == 5
+    assert list((root / "staging").iterdir()) == []
     compiler.set()
-    assert Path(obtain(spec)).exists()
+    assert nodecache.load("tiny", source).add(0, 0) == 2
+
+
+def test_a_header_whose_server_has_a_clock_ahead_of_ours_is_kept(tiny, compiler, tmp_path, monkeypatch, caplog):
+    """It looks newer than every build; that it is the same before and after one proves that it did not change."""
+    source = tiny(expression="VALUE", extra='#include "value.h"')
+    write(tmp_path / "src/value.h", "#define VALUE 1\n")
+    monkeypatch.setattr(compile_module, "_file_time", lambda _staging: Began(-1, 0, 0))
+    assert nodecache.load("tiny", source).__nodecache__.key
+    assert compiler.compiles == 2
 
 
 @pytest.mark.parametrize("change", ["link", "shadow", "delete"])
-def test_a_swap_during_the_build_is_not_kept(change, tiny, compiler, tmp_path):
+def test_a_swap_during_the_build_is_seen(change, tiny, compiler, tmp_path):
     """What is as old as can be, yet was put in place meanwhile."""
     source = tiny(expression="VALUE", extra='#include "value.h"')
     write(tmp_path / "one/value.h", "#define VALUE 1\n")
@@ -271,12 +310,11 @@ def test_a_swap_during_the_build_is_not_kept(change, tiny, compiler, tmp_path):
     after = {
         "link": f"ln -sfn two {link}",
         "shadow": f"cp {tmp_path}/two/value.h {tmp_path}/early/value.h",
-        "delete": f"rm {tmp_path}/one/value.h",
+        "delete": f"rm {tmp_path}/one/value.h; ln -sfn two {link}",
     }[change]
-    compiler.set(instead=f'c++ "$@" && {after}; exit')
+    compiler.set(instead=f'c++ "$@"; status=$?; {ONCE.format(once=tmp_path / "once", change=after)}; exit $status')
     module = nodecache.load("tiny", source, extra_include_paths=[tmp_path / "early", link])
-    assert module.add(0, 0) == 1
-    assert module.__nodecache__.key == ""
+    assert (module.add(0, 0), compiler.compiles) == (2, 2)
 
 
 def test_a_header_written_just_before_the_call_is_kept(tiny, tmp_path):
@@ -302,6 +340,16 @@ def test_dependency_output_that_a_flag_led_elsewhere_is_not_taken_for_no_headers
     assert "did not write down what it read" in caplog.text
     header.write_text("#define VALUE 2\n")
     assert nodecache.load("tiny", source).add(0, 0) == 2
+
+
+def test_a_path_is_not_given_out_for_a_library_that_is_not_kept(tiny, compiler):
+    """The file goes with the staging folder, before anybody can open it."""
+    compiler.set(before='set -- "$@" -MF /dev/null')
+    spec = Spec("tiny", read_sources(tiny()), kind="library")
+    with pytest.raises(nodecache.BuildInterrupted, match=r"not known which files it read.*Remove the flag"):
+        obtain(spec)
+    compiler.set()
+    assert Path(obtain(spec)).exists()
 
 
 def test_a_header_with_an_odd_name_counts(tiny, compiler, tmp_path):
