@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from nodecache.digest import digest_file, read_own
 from nodecache.errors import RootError
@@ -135,29 +136,46 @@ def _flush(path: str) -> None:
 # What rename says where something was in its way, or the folder was not there; a moment later that may be otherwise.
 _IN_THE_WAY = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 
+HIDDEN = 60.0
+"""Seconds for which a network file system may hide what another node has just published; NFS does for half a minute."""
+
 
 def publish(root: Root, staged: str, key: str) -> Entry:
     """Rename a sealed folder into place.
 
     A sound entry that is there already, from the loser of a double build, is adopted; a damaged one is moved aside.
+
+    Raises:
+        RootError: something is in the way that cannot be moved aside, or cannot be seen from here.
     """
     target = entry_path(root, key)
-    for number in range(100):
+    began = time.monotonic()
+    delay = 0.001
+    number = 0
+    while True:
         try:
             os.rename(staged, target)
         except OSError as error:
             if not os.path.lexists(target):
                 if error.errno not in _IN_THE_WAY or not os.path.isdir(staged):
                     raise
+                if time.monotonic() - began > HIDDEN:
+                    raise RootError(
+                        f"{target} is there and cannot be seen from this node: {error.strerror}. Call again; if that "
+                        f"does not help, set NODECACHE_ROOT to a folder on a local disk."
+                    ) from error
                 ensure_folders(root)
+                os.listdir(root.at("entries"))  # an NFS client then asks its server again
+                time.sleep(delay)
+                delay = min(2 * delay, 1.0)
                 continue
             if damage(target, key) is None:
                 return Entry(key, target)
             _move_aside(target, f"{os.path.dirname(staged)}/damaged{number}")
+            number += 1
         else:
             _flush(root.at("entries"))
             return Entry(key, target)
-    raise RootError(f"{target} cannot be replaced. Remove it: rm -rf {target}")
 
 
 def _move_aside(path: str, aside: str) -> None:

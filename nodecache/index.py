@@ -29,6 +29,10 @@ KEEP = 32
 """Keys that a recipe's index remembers; with more states of the headers than this, the oldest is built again."""
 
 
+_LAST = 9 * 10**19
+"""No number that was ever given out comes near; one above it is damage."""
+
+
 class Record:
     """One key's file in the index.
 
@@ -162,14 +166,25 @@ def add(root: Root, recipe: str, entry: Entry, inputs: Inputs, files: dict[str, 
     """
     outputs = [(name, str(said["digest"])) for name, said in files.items()]
     outputs.append((MANIFEST, digest_file(entry.file(MANIFEST))))
-    # The time is only an order to look in.
-    _write(root, recipe, f"{time.time_ns():020d}-{entry.key}", entry.key, inputs, outputs)
+    _write(root, recipe, f"{_next_number(root, recipe):020d}-{entry.key}", entry.key, inputs, outputs)
     seen: set[str] = set()
     for name in _names(root, recipe):
         key = name.partition("-")[2]
-        if key in seen or len(seen) >= KEEP:
+        if key in seen or len(seen) >= KEEP or _number(name) < 0:
             _drop(root.at("recipes", recipe, name))
+            continue
         seen.add(key)
+
+
+def _number(name: str) -> int:
+    """The number in an index file's name; -1 where no such number was ever given out."""
+    number, dash, key = name.partition("-")
+    return int(number) if dash and key and len(number) == 20 and number.isdecimal() and int(number) < _LAST else -1
+
+
+def _next_number(root: Root, recipe: str) -> int:
+    """A number above all in use: the order to look in, and to forget in. The clock alone may once have been ahead."""
+    return max(time.time_ns(), *(_number(name) + 1 for name in _names(root, recipe)), 0)
 
 
 def _drop(path: str) -> None:

@@ -374,3 +374,30 @@ def test_an_owner_record_with_odd_fields_is_an_owner_or_none(fields):
     body = json.dumps({"pid": 1, "start": 2, **fields}).encode()
     found = decode(b"nodecache-owner 1 %d %s\n%s" % (len(body), digest_bytes(body).encode(), body))
     assert found is None or isinstance(found.label, str)
+
+
+def test_an_entry_that_a_file_system_hides_for_a_while_is_waited_for_and_adopted(place, tmp_path, monkeypatch):
+    """An NFS client may believe for half a minute that a name is not there, while its server refuses the rename."""
+    winner = entry.publish(place, sealed(tmp_path / "w", "k", {"a": b"winner"}), "k")
+    looks: list[str] = []
+    lexists = os.path.lexists
+
+    def hidden(path):
+        looks.append(path)
+        return lexists(path) and (path != winner.path or looks.count(path) > 5)
+
+    monkeypatch.setattr(entry.os.path, "lexists", hidden)
+    found = entry.publish(place, sealed(tmp_path / "l", "k", {"a": b"loser!"}), "k")
+    assert found.path == winner.path
+    assert Path(found.file("a")).read_bytes() == b"winner"
+
+
+def test_an_entry_that_stays_hidden_is_an_error_that_does_not_advise_to_delete_it(place, tmp_path, monkeypatch):
+    winner = entry.publish(place, sealed(tmp_path / "w", "k", {"a": b"winner"}), "k")
+    lexists = os.path.lexists
+    monkeypatch.setattr(entry.os.path, "lexists", lambda path: path != winner.path and lexists(path))
+    monkeypatch.setattr(entry, "HIDDEN", 0.2)
+    with pytest.raises(nodecache.RootError, match=r"cannot be seen from this node.*Call again") as told:
+        entry.publish(place, sealed(tmp_path / "l", "k", {"a": b"loser!"}), "k")
+    assert "rm " not in str(told.value)
+    assert Path(winner.file("a")).read_bytes() == b"winner"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,6 +66,35 @@ def test_the_index_forgets_the_oldest_and_a_key_is_in_it_once(place, tmp_path, r
     found = entry.Entry("k5", entry.entry_path(place, "k5"))
     index.add(place, "recipe", found, Inputs(), (entry.read_manifest(found.path) or {})["files"])
     assert len([name for name in os.listdir(root / "recipes/recipe") if name.endswith("-k5")]) == 1
+
+
+def test_entries_of_a_time_when_the_clock_was_ahead_do_not_push_new_ones_out(place, tmp_path, monkeypatch):
+    """The index forgets by the order of adding, whatever the clock said then."""
+    header = tmp_path / "h"
+    now = time.time_ns()
+    monkeypatch.setattr(index.time, "time_ns", lambda: now + 10**18)
+    for number in range(index.KEEP):
+        header.write_text(f"ahead {number}")
+        publish(place, tmp_path, f"ahead{number}", b"x", header)
+    monkeypatch.setattr(index.time, "time_ns", lambda: now)
+    for number in range(3):
+        header.write_text(f"now {number}")
+        publish(place, tmp_path, f"now{number}", b"x", header)
+        assert look(place) == f"now{number}"
+    header.write_text("now 0")
+    assert look(place) == "now0"
+
+
+@pytest.mark.parametrize("name", ["99999999999999999999-bad", "-bad", "x-bad", "00000000000000000001"])
+def test_odd_names_in_the_index_do_not_change_the_order(place, tmp_path, root, name):
+    header = tmp_path / "h"
+    header.write_text("x")
+    publish(place, tmp_path, "k", b"x", header)
+    (root / "recipes/recipe" / name).write_text("")
+    for number in range(index.KEEP):
+        header.write_text(str(number))
+        publish(place, tmp_path, f"k{number}", b"x", header)
+        assert look(place) == f"k{number}"
 
 
 def test_what_a_crash_left_half_written_is_not_read(place, tmp_path, root):
