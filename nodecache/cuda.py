@@ -8,27 +8,47 @@ nothing to compile for, and that is an error, not a guess.
 from __future__ import annotations
 
 import os
+import re
 
 from nodecache.compiler import find_host_compiler, recall_lines, remember_lines, run_tool, which
 from nodecache.digest import digest_items
 from nodecache.errors import SpecError, ToolchainError
-from nodecache.packages import cuda_home
+from nodecache.packages import cuda_home, package_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.root import Root
 
-# The names that torch's cpp_extension understands in TORCH_CUDA_ARCH_LIST, and the capabilities they stand for.
+# The names that torch understands in TORCH_CUDA_ARCH_LIST, for where it is not installed; as torch 2.13 has them.
 NAMES = {
+    "Kepler+Tesla": "3.7",
+    "Kepler": "3.5+PTX",
+    "Maxwell+Tegra": "5.3",
     "Maxwell": "5.0;5.2+PTX",
     "Pascal": "6.0;6.1+PTX",
+    "Volta+Tegra": "7.2",
     "Volta": "7.0+PTX",
     "Turing": "7.5+PTX",
+    "Ampere+Tegra": "8.7",
     "Ampere": "8.0;8.6+PTX",
     "Ada": "8.9+PTX",
     "Hopper": "9.0+PTX",
-    "Blackwell": "10.0;12.0+PTX",
+    "Blackwell+Tegra": "11.0",
+    "Blackwell": "10.0;10.3;12.0;12.1+PTX",
 }
+_TABLE = re.compile(r"named_arches\s*=[^\[]*\[(.*?)\]\s*\)", re.DOTALL)
+_ROW = re.compile(r"""\(\s*['"]([\w+]+)['"]\s*,\s*['"]([\d.;+PTX]+)['"]\s*\)""")
+
+
+def names() -> dict[str, str]:
+    """The names of architectures: those of the installed torch, read from its source, else of the built-in table."""
+    folder = package_folder("torch")
+    try:
+        with open(f"{folder}/utils/cpp_extension.py", encoding="utf-8") as file:
+            table = _TABLE.search(file.read())
+    except OSError:
+        table = None
+    return dict(_ROW.findall(table[1])) if table else NAMES
 
 
 class Toolkit:
@@ -72,7 +92,7 @@ class Toolkit:
                 flags.append(flag)
         # What nvcc passes on, it splits at commas and gives to a shell.
         host = [word for flag in host_flags for word in ("-Xcompiler", shlex.quote(flag).replace(",", "\\,"))]
-        chosen = [] if os.environ.get("NVCC_CCBIN") or host_choice(flags) else ["-ccbin", compiler[-1]]
+        chosen = [] if nvcc_host(flags) else ["-ccbin", compiler[-1]]
         return [
             *(self.nvcc, *chosen, *self.flags, *host),
             *("--generate-dependencies-with-compile", "--dependency-output", dependencies),
@@ -117,7 +137,7 @@ def find_toolkit(root: Root, cuda_cflags: list[str]) -> Toolkit:
     variables = " ".join(os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
     if choice and _asks_for_native([*cuda_cflags, *variables.split()]):
         found.items.append(("cuda native", " ".join(_devices_or_error(root))))
-    host = host_choice(cuda_cflags) or os.environ.get("NVCC_CCBIN")
+    host = nvcc_host(cuda_cflags)
     if host:
         other = find_host_compiler(root, host)
         found.items.append(("cuda host compiler", f"{' '.join(other.programs)}\n{other.target}\n{other.version}"))
@@ -146,6 +166,12 @@ def host_choice(flags: list[str]) -> str | None:
     return chosen
 
 
+def nvcc_host(flags: list[str]) -> str | None:
+    """The host compiler that nvcc takes when nodecache names none: the last on its line wins, then NVCC_CCBIN."""
+    before, after = (os.environ.get(name, "").split() for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
+    return host_choice([*before, *flags, *after]) or os.environ.get("NVCC_CCBIN")
+
+
 def architectures(root: Root) -> list[str]:
     """``-gencode`` flags for TORCH_CUDA_ARCH_LIST, or for this node's GPUs."""
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
@@ -171,7 +197,8 @@ def gencode_flags(wanted: str) -> list[str]:
     """
     words = wanted.replace(";", " ").replace(",", " ").split()
     flags = set()
-    for word in " ".join(NAMES.get(word, word) for word in words).replace(";", " ").split():
+    table = names() if any(word[:1].isalpha() for word in words) else {}
+    for word in " ".join(table.get(word, word) for word in words).replace(";", " ").split():
         number, plus, ptx = word.partition("+")
         major, dot, minor = number.partition(".")
         if not (
@@ -183,7 +210,7 @@ def gencode_flags(wanted: str) -> list[str]:
         ):
             raise SpecError(
                 f"TORCH_CUDA_ARCH_LIST has {word!r}, which is no architecture. Write numbers such as 9.0 or 9.0a, "
-                f"with +PTX where wanted, or a name of {', '.join(NAMES)}."
+                f"with +PTX where wanted, or a name of {', '.join(table or names())}."
             )
         arch = major + minor
         flags.add(f"-gencode=arch=compute_{arch},code=sm_{arch}")

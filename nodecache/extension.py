@@ -103,7 +103,7 @@ def _torch_flags(frameworks: tuple[str, ...]) -> Callable[[], Flags]:
     """Torch's flags, asked when they are needed."""
 
     def ask() -> Flags:
-        from nodecache.torch import framework_flags
+        from nodecache.torch_flags import framework_flags
 
         return framework_flags(with_cuda="cuda" in frameworks, standalone=False)
 

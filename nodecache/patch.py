@@ -2,7 +2,8 @@
 
 ``load`` and ``load_inline`` are replaced for who looks them up from now on. ``_jit_compile``, which both end in, is
 replaced for who has imported them before, and ``_maybe_write``, by which those write the file that other ranks read, is
-made atomic. What nodecache does not build (SYCL, ROCm) goes on to torch. Where somebody else has replaced ``load`` or
+made atomic. What nodecache does not build (SYCL, ROCm) goes on to torch, and so does a call that uses a parameter which
+nodecache does not know, or helpers of torch that the program has changed. Where somebody else has replaced ``load`` or
 ``load_inline``, theirs stays, and ends in ``_jit_compile`` like torch's.
 """
 
@@ -17,6 +18,8 @@ from importlib.machinery import PathFinder
 
 from nodecache import torch as ours
 from nodecache.errors import ToolchainError
+from nodecache.torch_changes import Globals
+from nodecache.torch_folder import leave_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +41,14 @@ _REQUIRED = {
     "_jit_compile": {"name", "sources", "build_directory"},
     "_maybe_write": {"filename", "new_content"},
 }
+_ENTRIES: dict[str, Callable[..., Any]] = {
+    "load": ours.load,
+    "load_inline": ours.load_inline,
+    "_jit_compile": ours.load,
+}
 _before: dict[str, Any] = {}
 _put: dict[str, Any] = {}
+_told: set[str] = set()
 
 
 def install() -> bool:
@@ -54,6 +63,11 @@ def install() -> bool:
 
     Concurrency: call it once, before threads build; again is no error. Forked children inherit it, spawned ones do not.
     """
+    return _install(fresh=False)
+
+
+def _install(*, fresh: bool) -> bool:
+    """``install``; ``fresh`` when torch's module has just been imported, so nobody has changed it."""
     try:
         from torch.utils import cpp_extension
     except ImportError as error:
@@ -67,10 +81,11 @@ def install() -> bool:
         logger().warning("torch is left alone: %s. Update nodecache, or call nodecache.torch.load yourself.", wrong)
         return False
     _before.update({name: getattr(cpp_extension, name) for name in _KNOWN})
-    _put.update(_jit_compile=_jit_compile(cpp_extension))
-    for name, function in (("load", ours.load), ("load_inline", ours.load_inline)):
-        if _is_torchs(cpp_extension, _before[name]):
-            _put[name] = _instead(_before[name], function)
+    entries = {name: _before[name] for name in _ENTRIES if _is_torchs(cpp_extension, _before[name])}
+    watched = Globals(cpp_extension, entries, fresh=fresh)
+    for name, function in _ENTRIES.items():
+        if name in entries:
+            _put[name] = _instead(cpp_extension, name, function, watched)
     if _is_torchs(cpp_extension, _before["_maybe_write"]):
         _put["_maybe_write"] = _write_atomically
     for name, function in _put.items():
@@ -105,49 +120,102 @@ def _mismatch(cpp_extension: ModuleType) -> str | None:
                 return f"{_TARGET}.{name} has been replaced by {getattr(function, '__module__', 'something')}"
             continue
         try:
-            parameters = set(inspect.signature(function).parameters)
+            signature = inspect.signature(function).parameters
         except (TypeError, ValueError):
             return f"the parameters of {_TARGET}.{name} cannot be read"
-        unknown = parameters - known
-        if unknown:
-            return f"{_TARGET}.{name} has parameters that are not known ({', '.join(sorted(unknown))})"
-        missing = _REQUIRED[name] - parameters
+        unknown = [
+            each for each in signature if each not in known and signature[each].default is inspect.Parameter.empty
+        ]
+        if unknown and name != "_jit_compile":  # which gets what load and load_inline have filled in
+            return f"{_TARGET}.{name} demands parameters that are not known ({', '.join(sorted(unknown))})"
+        missing = _REQUIRED[name] - set(signature)
         if missing:
             return f"{_TARGET}.{name} lacks parameters ({', '.join(sorted(missing))})"
     return None
 
 
-def _instead(theirs: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` in place of theirs, called by their own parameters."""
+def _instead(
+    cpp_extension: ModuleType, name: str, function: Callable[..., Any], watched: Globals
+) -> Callable[..., Any]:
+    """``function`` in place of torch's function ``name``, called by torch's own parameters."""
+    theirs = _before[name]
     signature = inspect.signature(theirs)
+    new = {each: _default(cpp_extension, each, theirs) for each in signature.parameters if each not in _KNOWN[name]}
 
     @functools.wraps(theirs)
     def call(*arguments: Any, **named: Any) -> Any:
-        given = signature.bind(*arguments, **named).arguments
-        if not _before or _is_torchs_own(given):
+        given = _bound(signature, arguments, named)
+        # Torch refuses a call that cannot be bound, too, and programs look for its own words.
+        if given is None or not _before or _is_torchs_own(given):
             return theirs(*arguments, **named)
-        return function(**given)
-
-    return call
-
-
-def _jit_compile(cpp_extension: ModuleType) -> Callable[..., Any]:
-    """In place of the function that both of torch's loads end in."""
-    theirs = _before["_jit_compile"]
-    signature = inspect.signature(theirs)
-
-    @functools.wraps(theirs)
-    def call(*arguments: Any, **named: Any) -> Any:
-        given = signature.bind(*arguments, **named).arguments
-        if not _before or _is_torchs_own(given):
+        reason = _not_ours(name, given, new, watched)
+        if reason:
+            _warn_once(reason)
             return theirs(*arguments, **named)
-        # Torch's loads fill in their default folder, which nobody chose.
-        default = cpp_extension._get_build_directory(given["name"], False)  # noqa: SLF001  # torch's own call
-        if given["build_directory"] == default:
+        folder = _torchs_folder(cpp_extension, given["name"])
+        # Torch's loads fill in their default folder, and so do programs that ask torch for it: nobody chose it.
+        if folder is not None and _same_folder(given.get("build_directory"), folder):
             given["build_directory"] = None
-        return ours.load(**given)
+        found = function(**given)
+        if folder is not None and not given.get("build_directory"):
+            leave_link(folder, found)
+        return found
 
     return call
+
+
+def _bound(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments by parameter, or None where the call does not fit."""
+    try:
+        return signature.bind(*arguments, **named).arguments
+    except TypeError:
+        return None
+
+
+def _default(cpp_extension: ModuleType, parameter: str, function: Callable[..., Any]) -> Any:
+    """What a parameter is when nobody sets it: ``_jit_compile`` has no default where ``load`` has one."""
+    for each in (function, getattr(cpp_extension, "load", None), getattr(cpp_extension, "load_inline", None)):
+        known = inspect.signature(each).parameters.get(parameter) if each is not None else None
+        if known is not None and known.default is not known.empty:
+            return known.default
+    return None
+
+
+def _not_ours(name: str, given: dict[str, Any], new: dict[str, Any], watched: Globals) -> str | None:
+    """Why only torch can do what this call asks for, or None; takes out of ``given`` what is at its default."""
+    for parameter, default in new.items():
+        value = given.pop(parameter, default)
+        if value is not default and not (type(value) is type(default) and value == default):
+            return f"the call sets {parameter!r}, a parameter of this torch that nodecache does not know"
+    changed = watched.changed(name, _put)
+    if changed:
+        return f"the program has changed {', '.join(f'{_TARGET}.{each}' for each in changed)}"
+    return None
+
+
+def _warn_once(reason: str) -> None:
+    if reason not in _told:
+        from nodecache.printable import logger
+
+        _told.add(reason)
+        logger().warning(
+            "torch builds this extension itself, without nodecache, because %s. To share the build, pass what you need "
+            "as arguments of load.",
+            reason,
+        )
+
+
+def _torchs_folder(cpp_extension: ModuleType, name: Any) -> str | None:
+    """The folder that torch would build in; None where it cannot be made, which matters to torch alone."""
+    try:
+        folder: str = cpp_extension._get_build_directory(name, False)  # noqa: SLF001  # torch's own call
+    except (OSError, TypeError):
+        return None
+    return folder
+
+
+def _same_folder(given: Any, folder: str) -> bool:
+    return isinstance(given, str | os.PathLike) and os.path.abspath(os.fspath(given)) == os.path.abspath(folder)
 
 
 def _is_torchs_own(given: dict[str, Any]) -> bool:
@@ -197,7 +265,7 @@ class _Hook(MetaPathFinder, Loader):
                 module.__spec__.loader = self._loader
             self._loader.exec_module(module)
         sys.meta_path.remove(self)
-        install()
+        _install(fresh=True)
 
 
 def install_on_import() -> None:

@@ -160,6 +160,7 @@ class Recipe:
 
             self.cuda = find_toolkit(root, cuda_cflags)
             self.items += [("cuda cflags", "\n".join(said_cuda)), *self.cuda.items]
+        self.items += spec.items
         self.key = digest_items(self.items)
 
     def _place(self, path: str, rank: int | None) -> tuple[str, str]:

@@ -75,6 +75,7 @@ class Spec:
         framework_flags: asked only when it is built: what the framework's identity, which is in the key, decides.
         instead: asked with path and role before a finished file is loaded; what it returns, unless None, is returned in
             its place.
+        items: further named values for the key.
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class Spec:
         "frameworks",
         "include_paths",
         "instead",
+        "items",
         "kind",
         "ldflags",
         "name",
@@ -107,6 +109,7 @@ class Spec:
         base_flags: tuple[str, ...] = ("-O2", "-std=c++17"),
         framework_flags: Callable[[], Flags] | None = None,
         instead: Callable[[str, str], Any] | None = None,
+        items: tuple[tuple[str, str], ...] = (),
     ) -> None:
         _check_name(name, kind)
         if not sources:
@@ -126,6 +129,7 @@ class Spec:
         self.base_flags = base_flags
         self.framework_flags = framework_flags
         self.instead = instead
+        self.items = items
 
     @property
     def cuda(self) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 
-from nodecache.errors import LoadError, SpecError, ToolchainError
+from nodecache.errors import LoadError, RootError, SpecError, ToolchainError
 from nodecache.extension import obtain
 from nodecache.spec import CUDA_SUFFIXES, Flags, Source, Spec, arguments, paths, read_sources
 
@@ -324,6 +325,7 @@ def _load(
     cuda_words = _words("extra_cuda_cflags", cuda_cflags, build_directory)
     if with_cuda and os.environ.get("CC"):
         cuda_words = ("-ccbin", os.environ["CC"], *cuda_words)
+    edited = _program_flags(with_cuda=with_cuda)
     registers = _registrations(sources, name, seen_as)
     spec = Spec(
         name,
@@ -336,15 +338,16 @@ def _load(
         kind=kind,
         environment_flags=False,
         base_flags=(),
-        framework_flags=lambda: framework_flags(
+        framework_flags=lambda: _framework_flags(
             with_cuda=with_cuda,
             standalone=kind == "program",
             nvcc_standard=not any(word.startswith("-std=") for word in cuda_words),
         ),
         instead=_Instead(seen_as, kind, registers, verbose=verbose) if registers or verbose else None,
+        items=() if edited is None else (("torch COMMON_NVCC_FLAGS", "\n".join(edited)),),
     )
     try:
-        found: ModuleType | str = obtain(spec, verbose=verbose, root=_root(build_directory))
+        found: ModuleType | str = _obtained(spec, build_directory, verbose=verbose)
         if kind == "library":
             import torch
 
@@ -421,83 +424,57 @@ def _registrations(sources: list[Source], name: str, base: str) -> list[tuple[st
     return found
 
 
-def _root(build_directory: Path | None) -> str | None:
-    """Where the caller wants torch's extensions: a root of nodecache's own below it."""
-    chosen = os.fspath(build_directory) if build_directory else os.environ.get("TORCH_EXTENSIONS_DIR")
-    return os.path.join(chosen, f"nodecache_{os.getuid()}") if chosen else None
-
-
-def framework_flags(*, with_cuda: bool, standalone: bool, nvcc_standard: bool = True) -> Flags:
-    """Torch's own flags, from its public functions.
-
-    Args:
-        with_cuda: with CUDA's headers and libraries.
-        standalone: for a program.
-        nvcc_standard: whether nvcc gets torch's C++ standard; it cannot take two.
-
-    Raises:
-        ToolchainError: torch is not installed, or is a build without CUDA where that is wanted.
-    """
+def _obtained(spec: Spec, build_directory: Path | None, *, verbose: bool) -> ModuleType | str:
+    """Get or build it in the root that the caller, or else TORCH_EXTENSIONS_DIR, asks for."""
+    variable = "TORCH_EXTENSIONS_DIR"
+    chosen = os.fspath(build_directory) if build_directory else os.environ.get(variable)
+    found: ModuleType | str
+    if not chosen or os.environ.get("NODECACHE_ROOT"):
+        found = obtain(spec, verbose=verbose)
+        return found
     try:
-        import torch
-        from torch.utils import cpp_extension
-    except ImportError as error:
-        from nodecache.interpreter import described
-
-        raise ToolchainError(
-            f"torch cannot be imported ({error}). Install it: {described()} -m pip install torch"
-        ) from error
-    if with_cuda and torch.version.cuda is None:
-        raise ToolchainError(
-            f"torch {torch.__version__} is a build without CUDA: it has no libraries to link a CUDA extension with. "
-            f"Install a CUDA build of torch, or set with_cuda=False."
-        )
-    device = "cuda" if with_cuda else "cpu"
-    search = [word for path in _device_paths(cpp_extension.include_paths, device) for word in ("-isystem", path)]
-    # In no public function: until 2.8 torch told pybind11 the compiler's ABI so.
-    old = [int(part) for part in torch.__version__.split(".")[:2]] < [2, 9]
-    abi: list[str] = getattr(cpp_extension, "_get_pybind11_abi_build_flags", list)() if old else []
-    common = [*abi, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *search]
-    if not standalone:
-        common.insert(0, "-DTORCH_API_INCLUDE_EXTENSION_H")
-    folders = [*dict.fromkeys(_device_paths(cpp_extension.library_paths, device))]
-    libraries = [
-        "c10",
-        *(["c10_cuda"] if with_cuda else []),
-        "torch_cpu",
-        *(["torch_cuda"] if with_cuda else []),
-        "torch",
-    ]
-    if not standalone:
-        libraries.append("torch_python")
-    ldflags = [f"-L{folder}" for folder in folders] + [f"-l{library}" for library in libraries]
-    if standalone:
-        ldflags.append(f"-Wl,-rpath,{folders[0]}")
-    if with_cuda:
-        ldflags.append("-lcudart")
-    standard = _standard(cpp_extension)
-    nvcc = [*getattr(cpp_extension, "COMMON_NVCC_FLAGS", ()), *common, *([standard] if nvcc_standard else [])]
-    return Flags([*common, standard], nvcc, ldflags)
-
-
-def _device_paths(function: object, device: str) -> list[str]:
-    """Call ``include_paths`` or ``library_paths`` of any release: by device since 2.6, by ``cuda=`` before."""
-    import inspect
-
-    if "device_type" in inspect.signature(function).parameters:  # type: ignore[arg-type]
-        found: list[str] = function(device)  # type: ignore[operator]
-    else:
-        found = function(cuda=device == "cuda")  # type: ignore[operator]
+        found = obtain(spec, verbose=verbose, root=os.path.join(chosen, f"nodecache_{os.getuid()}"))
+    except RootError as error:
+        if not build_directory:
+            said = str(error).replace("(root=)", f"(from {variable})")
+            raise type(error)(f"{said} Or correct {variable}={chosen}, which chose it.") from error
+        # Code chose it, which knows nothing of this machine; the user cannot correct it.
+        _warn_of_folder(chosen, error)
+        return _obtained(spec, None, verbose=verbose)
     return found
 
 
-def _standard(cpp_extension: ModuleType) -> str:
-    """The ``-std=`` that this torch compiles extensions with, which only its source says."""
-    import inspect
-    import re
+_warned: set[str] = set()
 
-    found = re.findall(r"-std=c\+\+(\d\d)", inspect.getsource(cpp_extension))
-    return f"-std=c++{max(found, key=found.count) if found else 17}"
+
+def _warn_of_folder(folder: str, error: RootError) -> None:
+    if folder in _warned:
+        return
+    from nodecache.printable import logger
+
+    _warned.add(folder)
+    logger().warning(
+        "build_directory=%r cannot be used; the root that applies without it is used instead. %s",
+        folder,
+        str(error).replace(" (root=)", ""),
+    )
+
+
+def _program_flags(*, with_cuda: bool) -> list[str] | None:
+    """COMMON_NVCC_FLAGS where the program has edited them in torch's module."""
+    cpp_extension = sys.modules.get("torch.utils.cpp_extension")
+    if not with_cuda or cpp_extension is None:
+        return None
+    from nodecache.torch_changes import changed_flags
+
+    return changed_flags(cpp_extension)
+
+
+def _framework_flags(*, with_cuda: bool, standalone: bool, nvcc_standard: bool) -> Flags:
+    """Torch's own flags, which only a build needs."""
+    from nodecache.torch_flags import framework_flags
+
+    return framework_flags(with_cuda=with_cuda, standalone=standalone, nvcc_standard=nvcc_standard)
 
 
 def __getattr__(name: str) -> object:

@@ -80,6 +80,37 @@ def test_a_list_of_architectures_is_understood_as_torch_understands_it(wanted, f
     assert gencode_flags(wanted) == flags
 
 
+def test_each_name_of_the_installed_torch_gives_torchs_own_flags(monkeypatch):
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    assert {"Kepler", "Kepler+Tesla", "Ampere+Tegra", "Blackwell"} <= set(cuda.names())
+    for name in cuda.names():
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", name)
+        assert gencode_flags(name) == cpp_extension._get_cuda_arch_flags(), name
+
+
+def test_a_name_that_only_a_newer_torch_knows_is_read_from_its_source(monkeypatch, tmp_path):
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/cpp_extension.py").write_text(
+        "named_arches = collections.OrderedDict([\n    ('Rubin+Tegra', '14.0'),\n    ('Rubin', '13.0+PTX'),\n])\n"
+    )
+    monkeypatch.setattr(cuda, "package_folder", lambda name: str(tmp_path))
+    assert gencode_flags("Rubin+Tegra") == ["-gencode=arch=compute_140,code=sm_140"]
+    assert gencode_flags("Rubin") == [
+        "-gencode=arch=compute_130,code=compute_130",
+        "-gencode=arch=compute_130,code=sm_130",
+    ]
+
+
+@pytest.mark.parametrize("variable", ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"])
+def test_a_host_compiler_chosen_by_nvccs_variables_is_not_overridden(variable, place, monkeypatch):
+    toolkit = cuda.Toolkit("nvcc", "/cuda", "13.0", [])
+    one = {"compiler": ["g++"], "host_flags": [], "source": "a.cu", "target": "a.o", "dependencies": "a.d"}
+    assert "-ccbin" in toolkit.command(flags=[], **one)
+    monkeypatch.setenv(variable, "/opt/g++-11" if variable == "NVCC_CCBIN" else "-O3 -ccbin /opt/g++-11")
+    assert "-ccbin" not in toolkit.command(flags=[], **one)
+    assert cuda.nvcc_host([]) == "/opt/g++-11"
+
+
 @pytest.mark.parametrize("wanted", ["9", "sm_90", "9.0+PTXX", "Hoper", "9.x", "9.0 -DX"])
 def test_what_is_no_architecture_is_refused(wanted):
     with pytest.raises(SpecError, match="no architecture"):

@@ -16,7 +16,7 @@ import torch
 from torch.utils import cpp_extension
 
 import nodecache
-from nodecache import patch
+from nodecache import patch, torch_flags
 from nodecache import torch as drop_in
 
 TWICE = "torch::Tensor twice(torch::Tensor x) { return x * 2; }\n"
@@ -198,7 +198,7 @@ def test_installing_twice_and_uninstalling_puts_everything_back():
 
 
 def test_a_torch_that_has_changed_is_left_alone_and_it_is_said_so(monkeypatch, caplog):
-    def written(name, sources, build_directory=None, moon_phase=0): ...
+    def written(name, sources, moon_phase, build_directory=None): ...
 
     load = FunctionType(written.__code__, vars(cpp_extension), "load")
     monkeypatch.setattr(cpp_extension, "load", load)
@@ -429,8 +429,8 @@ def test_folders_are_asked_of_any_torch():
     def new(device_type="cpu", torch_include_dirs=True):
         return ["/new", device_type]
 
-    assert drop_in._device_paths(old, "cuda") == ["/old", "True"]
-    assert drop_in._device_paths(new, "cpu") == ["/new", "cpu"]
+    assert torch_flags._device_paths(old, "cuda") == ["/old", "True"]
+    assert torch_flags._device_paths(new, "cpu") == ["/new", "cpu"]
 
 
 def test_functions_of_an_older_torch_are_recognised(monkeypatch):

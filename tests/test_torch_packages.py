@@ -208,4 +208,5 @@ def test_torchs_examples_for_load_and_load_inline_work_as_they_stand(compiler, e
     assert compiler.compiled() == ["extension.cpp", "main.cpp"]
     for said, command in examples.items():
         assert said in run(command, env=env, cwd=tmp_path, timeout=60)
-    assert not (tmp_path / "torchs own" / "extension").exists()
+    assert os.listdir(tmp_path / "torchs own" / "extension") == ["extension.so"]
+    assert (tmp_path / "torchs own" / "extension" / "extension.so").is_symlink()
