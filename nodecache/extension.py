@@ -9,6 +9,7 @@ A hit takes no lock, starts no process and imports nothing but this package's li
 from __future__ import annotations
 
 import os
+import sys
 import time
 from _thread import get_ident
 
@@ -298,7 +299,7 @@ def _use(spec: Spec, path: str, role: str, key: str, began: float, builder_rank:
     known = _modules.get(path)
     if known is not None:
         return known
-    with _import_lock(path):
+    with _import_lock(spec.name):
         known = _modules.get(path)
         if known is None:
             if "torch" in spec.frameworks:
@@ -313,12 +314,15 @@ def _use(spec: Spec, path: str, role: str, key: str, began: float, builder_rank:
     return known
 
 
-def _import_lock(path: str) -> threading.RLock:
-    """One lock a file: a lock for all would deadlock with the import system's own."""
+def _import_lock(name: str) -> threading.RLock:
+    """One lock per module name, because submodules are shared by name while a module is initialized.
+
+    A lock for all would deadlock with the import system's own.
+    """
     # threading, and what it imports, would cost a hit more than all the rest.
     from _thread import RLock
 
-    return _importing.setdefault(path, RLock())
+    return _importing.setdefault(name, RLock())
 
 
 def _renew_locks() -> None:
@@ -341,6 +345,8 @@ def _import(name: str, path: str) -> ModuleType:
     # every later file whose spec has that name. So each file is initialized under a name of its own.
     own = ModuleSpec(f"_nodecache_{os.urandom(8).hex()}.{name}", loader, origin=path)
     own.has_location = True
+    before = sys.modules.get(name)
+    _release_submodules(name)
     try:
         module = loader.create_module(spec)
         if getattr(module, "__spec__", None) is not None:  # another file's module, which was loaded under this name
@@ -352,7 +358,25 @@ def _import(name: str, path: str) -> ModuleType:
     except ImportError as error:
         os.stat(path)  # gone: not the loader's fault
         raise LoadError(_load_failure(name, path, error), name=name, path=path) from error
+    finally:
+        # Python enters a module with single-phase initialization there, in place of a package of the same name.
+        if before is not None and "__nodecache__" not in vars(before):
+            sys.modules[name] = before
     return module
+
+
+def _release_submodules(name: str) -> None:
+    """Let the next module of a name make its own submodules.
+
+    pybind11's ``def_submodule`` takes an existing one from ``sys.modules`` by its name, and adds functions to it as
+    overloads, behind those of the module from before an edit. That module keeps its submodules as attributes.
+    """
+    if not any(module.__name__ == name for module in list(_modules.values())):
+        return
+    for other, module in list(sys.modules.items()):
+        # What was imported has a spec; what an init function made has none.
+        if other.startswith(f"{name}.") and getattr(module, "__spec__", None) is None:
+            del sys.modules[other]
 
 
 def _load_failure(name: str, path: str, error: ImportError) -> str:

@@ -97,6 +97,31 @@ def test_a_type_that_pybind11_has_registered_is_told_with_what_to_do(bound):
         nodecache.load("st", [bound(2, "Twice")])
 
 
+def test_submodules_of_an_edited_pybind11_module_are_new_as_well(tmp_path):
+    """pybind11 finds a submodule by its name in sys.modules, and would only add overloads to the one from before."""
+    source = tmp_path / "st.cpp"
+    modules = []
+    for value in range(2):
+        source.write_text(
+            "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(st, m) {"
+            f'm.def_submodule("part").def("value", [] {{ return {value}; }}); }}\n'
+        )
+        modules.append(nodecache.load("st", [source]))
+    assert [module.part.value() for module in modules] == [0, 1]
+
+
+def test_a_module_with_the_name_of_a_loaded_package_does_not_take_its_place(tiny, start):
+    """Python itself enters modules with single-phase initialization into sys.modules."""
+    program = """\
+import json, sys
+import nodecache
+module = nodecache.load("json", sys.argv[1:])
+import json as again
+print(module.add(2, 3), again is json, module is not json)
+"""
+    assert start(program, tiny("json")).wait().out == "5 True True\n"
+
+
 def test_the_module_tells_how_this_process_came_to_it(tiny, start, load_program):
     module = nodecache.load("tiny", tiny())
     told = module.__nodecache__
