@@ -6,6 +6,7 @@ rest is on click and rich (``pip install 'nodecache[cli]'``).
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -28,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if sys.stdout is None:  # the caller closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names and paths of any language go to a terminal of any encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _command(words)
         sys.stdout.flush()

@@ -504,7 +504,7 @@ def _write(output: str | None, text: str) -> None:
         return
     try:
         with open(output, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(printable(text))
     except OSError as error:
         raise SpecError(f"{output} cannot be written: {error.strerror}. Choose another place.") from error
     click.echo(printable(f"wrote {output}"), err=True)

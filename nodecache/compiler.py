@@ -7,6 +7,7 @@ be asked, because a program was missing or could not be started, is asked again.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -322,9 +323,26 @@ def run_tool(command: list[str]) -> tuple[int, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         if isinstance(error, OSError) and not of_the_kernel(error):
             raise
+        if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+            raise _no_processes(command) from error
         raise ToolchainError(f"{' '.join(command)} does not work: {error}. Correct CXX or your PATH.") from error
+    if process.returncode and any(words in said for words in (b"Resource temporarily unavailable", b"Cannot fork")):
+        raise _no_processes(command)
     # Bytes that are no text are kept as what they were, and paths in any locale.
     return process.returncode, os.fsdecode(said)
+
+
+def _no_processes(command: list[str]) -> ToolchainError:
+    """The error of a tool that could not start a process."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    allowed = "unlimited; a control group may have a limit" if limit == resource.RLIM_INFINITY else str(limit)
+    return ToolchainError(
+        f"{' '.join(command)} could not start a process: this user or job has as many as it may have "
+        f"(RLIMIT_NPROC is {allowed}). Allow more (ulimit -u, or the job's limit), or use fewer at once "
+        f"(NODECACHE_JOBS=1, fewer ranks)."
+    )
 
 
 class _Questions:

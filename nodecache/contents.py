@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from nodecache import entry
 from nodecache.errors import RootError, SpecError
+from nodecache.printable import logger
 from nodecache.root import FOLDERS, VARIABLE, Root, default_root, open_root
 
 _KEY = re.compile(r"[0-9a-f]{40}")
@@ -85,19 +86,31 @@ def entries(root: Root) -> list[Held]:
 
 
 def find_entry(root: Root, said: str) -> Held:
-    """The entry that a key, the first digits of one, or a name means; of a name's the most recently used.
+    """The entry that a key, a name, or the first digits of a key means; of a name's the most recently used.
+
+    A name that could also be the beginning of a key means the name; that is logged.
 
     Raises:
-        SpecError: none, or several that begin so.
+        SpecError: none, or several keys begin so.
     """
     held = entries(root)
+    by_name = [each for each in held if said and each.name == said]
     by_key = [each for each in held if said and each.key.startswith(said)]
+    exact = [each for each in by_key if each.key == said]
+    others = [each for each in by_key if each.name != said]
+    if by_name and not exact:
+        if others:
+            logger().warning(
+                "%r is a name, and %d keys of other names begin so; the name is meant. For a key, give more digits.",
+                said,
+                len(others),
+            )
+        return by_name[0]
     if len(by_key) > 1:
         raise SpecError(f"{said!r} begins {len(by_key)} keys. Give more of it: nodecache list --full.")
-    found = by_key or [each for each in held if each.name == said]
-    if not found:
+    if not by_key:
         raise SpecError(f"No entry in {root.path} is called {said!r} or has such a key. See nodecache list.")
-    return found[0]
+    return by_key[0]
 
 
 def _uses(root: Root) -> dict[str, float]:

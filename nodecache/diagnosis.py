@@ -58,6 +58,7 @@ def raise_if_limited(root: Root, staging: Staging, output: str) -> None:
         ("Disk quota exceeded", errno.EDQUOT),
         ("File size limit exceeded", errno.EFBIG),
         ("Resource temporarily unavailable", errno.EAGAIN),
+        ("Cannot fork", errno.EAGAIN),
         ("Cannot allocate memory", errno.ENOMEM),
         ("File too large", errno.EFBIG),
         ("Read-only file system", errno.EROFS),

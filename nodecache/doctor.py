@@ -331,21 +331,25 @@ def _leftovers(root: Root) -> Iterator[Finding]:
     yield Finding("entries", GOOD, f"{count(len(held), 'entry')}, {size(sum(each.size for each in held))}")
     for build in status.builds(root):
         who = f"{build.owner.name!r}: {build.owner.label}"
+        since = time.strftime("%H:%M:%S", time.localtime(build.owner.since))
         if build.state == "dead":
             yield Finding(
                 "leftovers",
-                NOTE,
-                f"{who} died while it built; its lease is free, and the next build cleans up after it.",
+                WRONG,
+                f"{who} died while it built, which began at {since}. Its lease is free.",
+                "Find out why it died, and call again; the next build cleans up after it.",
             )
+        elif build.state == "finished":
+            yield Finding("builds", NOTE, f"{who} ended after it had published what it built; all can use it.")
         elif build.state == "stopped":
             yield Finding(
                 "builds",
                 NOTE,
-                f"{who} is stopped in the middle of a build.",
+                f"{who} is stopped in the middle of a build, which began at {since}.",
                 f"Continue it: kill -CONT {build.owner.pid}",
             )
         else:
-            yield Finding("builds", GOOD, f"{who} is building, for {build.seconds:.0f} s; leave it alone")
+            yield Finding("builds", GOOD, f"{who} is building, since {since} ({build.seconds:.0f} s); leave it alone")
     dead = sum(_is_leftover(root.at("staging", name)) for name in os.listdir(root.at("staging")))
     if dead:
         yield Finding(

@@ -108,24 +108,19 @@ def _parse(line: bytes) -> Event | None:
 
 
 def find_log(root: Root, said: str) -> str:
-    """The log that a name, a key or an attempt's id means, or the first digits of those: of several the newest.
+    """The log that a name, a key or an attempt's id means; else the first digits of those: of several the newest.
 
     Raises:
         SpecError: there is none.
     """
-    found = [build.owner.log for build in builds(root) if said in (build.owner.name, build.owner.attempt)]
-    found += [
-        f"{held.path}/build.log"
-        for held in entries(root)
-        if said in (held.name, held.manifest.get("attempt")) or held.key.startswith(said)
-    ]
-    found += [
-        log_path(root, event.recipe, event.attempt)
-        for event in events(root)
-        if event.name == said or event.attempt.startswith(said)
-    ]
-    there = [path for path in found if os.path.isfile(path)] if said else []
-    if not there:
+    held, noted = entries(root), events(root)
+    exact = [build.owner.log for build in builds(root) if said in (build.owner.name, build.owner.attempt)]
+    exact += [f"{each.path}/build.log" for each in held if said in (each.name, each.key, each.manifest.get("attempt"))]
+    exact += [log_path(root, event.recipe, event.attempt) for event in noted if said in (event.name, event.attempt)]
+    begun = [f"{each.path}/build.log" for each in held if each.key.startswith(said)]
+    begun += [log_path(root, event.recipe, event.attempt) for event in noted if event.attempt.startswith(said)]
+    there = [path for path in exact if os.path.isfile(path)] or [path for path in begun if os.path.isfile(path)]
+    if not said or not there:
         raise SpecError(f"No log in {root.path} belongs to {said!r}. See nodecache history.")
     return max(there, key=os.path.getmtime)
 

@@ -9,7 +9,7 @@ from nodecache.compiler import which
 from nodecache.digest import read_bytes
 from nodecache.errors import ToolchainError
 from nodecache.interpreter import described
-from nodecache.plan import STATUSES
+from nodecache.plan import STATUSES, WATCH, WATCH_TEXT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def write_ninja(root: Root, staging: Staging, steps: list[Step], log: str) -> No
     to_log = f">> {shlex.quote(log)}"
     try:
         os.mkdir(f"{staging.path}/step")
+        with open(f"{staging.path}/{WATCH}", "x", encoding="ascii") as file:
+            file.write(WATCH_TEXT)
         for number, step in enumerate(steps, 1):
             words = shlex.join(_shortened(staging, number, step.command))
             said = shlex.quote(f"> step {number} of {len(steps)}: {step.what}\n> {words}\n")

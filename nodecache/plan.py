@@ -23,6 +23,18 @@ LINK_DEPENDENCIES = "link.d"
 SIGNALS = "obj/signals"
 """File, in the staging folder, with one line per program that a signal ended: 128 and the signal's number."""
 
+WATCH = "step/watch.sh"
+"""Script, in the staging folder, under which gcc starts the programs below it."""
+
+# gcc's driver ends with 1 whether the compiler below it found an error or was killed. So a shell between the two notes
+# the signal. It ends by the same signal, so that the driver says what it always says.
+WATCH_TEXT = f"""\
+"$@"
+s=$?
+[ $s -le 128 ] || {{ echo $s >> {SIGNALS}; kill -$((s-128)) $$; }}
+exit $s
+"""
+
 STATUSES = "obj/statuses"
 """File, in the staging folder, with the exit status of each step that failed, one per line."""
 
@@ -105,11 +117,6 @@ def plan(spec: Spec, recipe: Recipe, staging: Staging) -> list[Step]:
     return steps
 
 
-# gcc's driver ends with 1 whether the compiler below it found an error or was killed. So a shell between the two notes
-# the signal. It ends by the same signal, so that the driver says what it always says. gcc splits at commas.
-_NOTE_SIGNAL = f'"$0" "$@"; s=$?; [ $s -le 128 ] || {{ echo $s >> {SIGNALS}; kill -$((s-128)) $$; }}; exit $s'
-
-
 def _signal_watch(recipe: Recipe) -> list[str]:
     """Flags by which gcc notes what signal ended a program that it started; none for other compilers.
 
@@ -120,7 +127,7 @@ def _signal_watch(recipe: Recipe) -> list[str]:
     behind = {os.path.basename(path) for path in map(os.path.realpath, recipe.compiler.programs)}
     if behind & {"ccache", "distcc", "icecc", "sccache"}:
         return []
-    return ["-wrapper", f"sh,-c,{_NOTE_SIGNAL}"]
+    return ["-wrapper", f"sh,{WATCH}"]
 
 
 def _search_flags(spec: Spec) -> list[str]:

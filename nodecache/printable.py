@@ -11,6 +11,7 @@ import re
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from typing import TextIO
 
 # Colours, erased line ends and links, as compilers write them: without these the text is the same.
 _DECORATION = re.compile(r"\x1b\[[0-9;:]*[mK]|\x1b\]8;[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)")
@@ -41,6 +42,12 @@ def _escape(found: re.Match[str]) -> str:
     if 0xDC80 <= number <= 0xDCFF:  # how Python keeps a byte that it could not decode
         number -= 0xDC00
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """The text with an escape for each character that the stream's encoding lacks: printing it cannot fail."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def logger() -> logging.Logger:

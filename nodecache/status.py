@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 
-from nodecache import attempt, lease, owner
+from nodecache import attempt, entry, index, lease, owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ WELL, DEAD, UNSURE = 0, 1, 3
 """Exit statuses of ``nodecache status``: all builders run, or there is none; one is dead; one is stopped or unseen."""
 
 _SAID = {
+    "finished": "finished; its builder ended after it had published the entry",
     "dead": "dead; its lease is free, and the next call that needs it builds: there is nothing to delete",
     "unknown": "holds the lease; its process cannot be seen from here",
 }
@@ -27,7 +28,8 @@ class Build:
 
     Attributes:
         owner: who holds it.
-        state: ``running``, ``stopped``, ``dead``, or ``unknown`` where its process cannot be seen from here.
+        state: ``running``, ``stopped``, ``dead``, ``finished`` where its holder died after publishing, or ``unknown``
+            where its process cannot be seen from here.
         step: the last step that the log tells of.
         commands: the tools' commands that run now, as far as the log tells.
         seconds: seconds since the lease was taken, by the wall clock.
@@ -63,7 +65,11 @@ class Build:
             *(f"  command  {_cut(command, width)}" for command in self.commands),
             f"  log      {self.owner.log}",
         ]
-        return [line for line in found if self.state != "dead" or not line.startswith(("  waiters", "  command"))]
+        return [
+            line
+            for line in found
+            if self.state not in ("dead", "finished") or not line.startswith(("  waiters", "  command"))
+        ]
 
 
 def builds(root: Root) -> list[Build]:
@@ -85,16 +91,30 @@ def builds(root: Root) -> list[Build]:
         soft = os.path.isdir(root.at("leases", f"{recipe}.soft"))
         if state == "unknown" and not soft and not _is_locked(lease.lock_path(root, recipe)):
             state = "dead"
+        if state == "dead" and _has_published(root, recipe, holder.attempt):
+            state = "finished"
         visible = state in ("running", "stopped") and ears is not None
         # One end of the bell is the builder's own.
         found.append(Build(holder, state, max(0, ears.get(recipe, 0) - 1) if visible and ears else None))
     return sorted(found, key=lambda build: -build.seconds)
 
 
+def _has_published(root: Root, recipe: str, attempt_id: str) -> bool:
+    """Whether an attempt's entry is in the index and whole enough to be read."""
+    for record in index.records(root, recipe):
+        try:
+            manifest = entry.read_manifest(entry.entry_path(root, record.key))
+        except OSError:  # pruned meanwhile, or damaged
+            continue
+        if manifest is not None and manifest.get("attempt") == attempt_id:
+            return True
+    return False
+
+
 def exit_status(found: list[Build]) -> int:
     """What ``nodecache status`` ends with."""
     states = {build.state for build in found}
-    return DEAD if "dead" in states else UNSURE if states - {"running"} else WELL
+    return DEAD if "dead" in states else UNSURE if states - {"running", "finished"} else WELL
 
 
 def record(found: list[Build], root: str) -> dict[str, object]:

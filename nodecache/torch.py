@@ -384,11 +384,12 @@ class _Instead:
         return None
 
     def _print_log(self, path: str) -> None:
-        from nodecache.printable import printable
+        from nodecache.printable import encodable, printable
 
         try:
             with open(os.path.join(os.path.dirname(path), "build.log"), encoding="utf-8", errors="replace") as log:
-                print(printable(log.read()), end="", flush=True)  # noqa: T201  # torch's ninja writes there, too
+                said = encodable(printable(log.read()), sys.stdout)
+                print(said, end="", flush=True)  # noqa: T201  # torch's ninja writes there, too
         except OSError:  # a result that is not kept may be on its way out
             pass
 

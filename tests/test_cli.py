@@ -12,7 +12,7 @@ import click
 import pytest
 
 import nodecache
-from nodecache import cli, plain
+from nodecache import cli, contents, plain
 from nodecache.__main__ import main
 
 BARE = """\
@@ -264,3 +264,56 @@ def test_an_interval_that_is_none_is_refused(command, interval):
     status, _, err = command("status", "--watch", "--interval", interval)
     assert status == 2
     assert "--interval" in err
+
+
+def test_a_name_made_of_hex_digits_is_the_name_and_not_the_beginning_of_a_key(command, tiny, caplog):
+    other = nodecache.load("tiny", tiny()).__nodecache__.key
+    digit = next(each for each in "abcdef" if each in other)
+    name = other[:1] if other[0] in "abcdef" else digit
+    mine = nodecache.load(name, tiny(name)).__nodecache__.key
+    assert command("show", name)[1].splitlines()[1].split() == ["key", mine]
+    assert mine in command("log", name, "--path")[1]
+    assert command("explain", name)[0] == 0
+    assert ("is a name, and" in caplog.text) == other.startswith(name)
+    assert command("show", other)[1].splitlines()[1].split() == ["key", other]
+
+
+def test_a_name_that_also_begins_a_key_is_said_to_be_one(tiny, monkeypatch, caplog, root):
+    """The keys are made up, so that one certainly begins with the other's name."""
+    nodecache.load("ad", tiny("ad"))
+    held = contents.entries(contents.find_root())
+    other = held[0]._replace(name="tiny", key=f"ad{held[0].key[2:]}")
+    monkeypatch.setattr(contents, "entries", lambda _: [other, held[0]])
+    assert contents.find_entry(None, "ad") is held[0]
+    assert "1 keys of other names begin so" in caplog.text
+    assert contents.find_entry(None, other.key) is other
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}])
+@pytest.mark.parametrize(
+    "words", [["report"], ["report", "-o", "page.html"], ["list"], ["status"], ["stats"], ["doctor"]], ids=" ".join
+)
+def test_a_root_with_odd_bytes_in_its_name_is_printed_in_any_locale(tmp_path, tiny, words, locale):
+    place = os.fsencode(tmp_path) + b"/r\xc3\xb6\xff\xe2\x98\x83"
+    environment = {**os.environb, b"NODECACHE_ROOT": place, **{k.encode(): v.encode() for k, v in locale.items()}}
+    build = "import sys, nodecache; nodecache.load('tiny', sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tiny())], env=environment, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "nodecache", *words],
+        env=environment,
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"Error" not in done.stderr
+
+
+def test_torchs_verbose_output_prints_any_log_on_any_stream(start, tmp_path):
+    """A compiler's words may have characters that the output's encoding lacks."""
+    (tmp_path / "build.log").write_text("warnung: \u00fcberfl\u00fcssig \u2603\n", encoding="utf-8")
+    code = "import sys; from nodecache.torch import _Instead; _Instead._print_log(None, sys.argv[1])"
+    child = start(code, tmp_path / "odd.so", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii:strict"})
+    assert child.wait(60).status == 0, child.err
+    assert child.out == "warnung: \\xfcberfl\\xfcssig \\u2603\n"

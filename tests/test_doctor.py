@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sysconfig
@@ -148,14 +149,15 @@ def test_a_living_build_is_left_alone_and_a_dead_one_needs_no_hands(start, tiny,
     compiler.wait_for(1)
     status, found = told(capsys)
     assert status == 0
-    assert "leave it alone" in found["builds"][0]["says"]
+    assert re.search(r"since \d\d:\d\d:\d\d \(\d+ s\); leave it alone", found["builds"][0]["says"])
     child.kill(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     assert f"kill -CONT {child.pid}" in told(capsys)[1]["builds"][0]["remedy"]
     child.kill(signal.SIGKILL)
     child.wait()
     status, found = told(capsys)
-    assert status == 0
+    assert status == 1
+    assert re.search(r"began at \d\d:\d\d:\d\d", found["leftovers"][0]["says"])
     assert "died while it built" in found["leftovers"][0]["says"]
     assert "delete" not in json.dumps(found)
     assert "rm " not in json.dumps(found)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from tests.users import PYTHON, as_root, as_user
 
 OPTIONAL = (
     "sched_getaffinity",
@@ -26,3 +30,21 @@ def test_a_refused_system_call_that_only_tunes_fails_no_build(start, tiny, load_
     child = start(load_program, "tiny", tiny(), prefix=prefix)
     assert child.wait(120).status == 0, child.err
     assert child.wait().json["role"] == "built"
+
+
+@as_root
+@pytest.mark.parametrize("limit", range(1, 8))
+def test_a_limit_of_processes_is_named_with_what_raises_it(start, tiny, load_program, open_folder, uid, limit):
+    source = tiny(folder=open_folder)
+    (open_folder / "root").mkdir(mode=0o700)
+    os.chown(open_folder / "root", uid, uid)
+    user = (*as_user(uid), f"NODECACHE_ROOT={open_folder}/root", "prlimit", f"--nproc={limit}")
+    child = start(load_program, "tiny", source, prefix=user, python=PYTHON, cwd="/")
+    if child.wait(60).status == 0:
+        assert limit > 4, "so few cannot be enough"
+        assert child.wait().json["sum"] == 5
+    else:
+        said = child.err.strip()
+        assert "ulimit -u" in said
+        assert "NODECACHE_JOBS" in said
+        assert "Correct CXX" not in said

@@ -119,3 +119,15 @@ def test_on_a_terminal_long_commands_are_cut_to_its_columns():
     assert len(short) + len("  command  ") <= 80
     assert short.startswith("/usr/bin/c++ ... ")
     assert short.endswith("-c src/0/a.cpp -o obj/0.o")
+
+
+def test_a_builder_that_died_after_publishing_has_finished(start, tiny, load_program, capsys):
+    """Its module aborts while it is initialized: the entry is whole all the same."""
+    source = tiny(extra="#include <stdlib.h>\nstatic int dead = (abort(), 0);")
+    child = start(load_program, "tiny", source)
+    assert child.wait(60).status == -signal.SIGABRT, child.err
+    status, found = told(capsys)
+    assert status == 0
+    assert [build["state"] for build in found] == ["finished"]
+    assert main(["doctor", "--json"]) == 0
+    assert "died while it built" not in capsys.readouterr().out
