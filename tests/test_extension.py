@@ -110,6 +110,16 @@ def test_submodules_of_an_edited_pybind11_module_are_new_as_well(tmp_path):
     assert [module.part.value() for module in modules] == [0, 1]
 
 
+def test_inline_variables_of_an_edited_module_have_the_new_values(tiny):
+    """GCC marks them as unique in the process, and the loader then takes those that came first."""
+    modules = []
+    for value in (1, 2):
+        extra = f"inline int K = {value};\ntemplate <class T> struct S {{ static int v; }};\n"
+        extra += f"template <class T> int S<T>::v = {value};"
+        modules.append(nodecache.load("tiny", tiny(expression="10 * K + S<int>::v", extra=extra)))
+    assert [module.add(0, 0) for module in modules] == [11, 22]
+
+
 def test_a_module_with_the_name_of_a_loaded_package_does_not_take_its_place(tiny, start):
     """Python itself enters modules with single-phase initialization into sys.modules."""
     program = """\
