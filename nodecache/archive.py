@@ -11,7 +11,6 @@ The format is the ustar subset of POSIX.1-1988: regular files only, names of at 
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 from tarfile import BLOCKSIZE, REGTYPE, USTAR_FORMAT, HeaderError, TarInfo
@@ -36,6 +35,7 @@ SIZE_LIMIT = 16 << 30
 """Bytes that one entry's files may have together."""
 
 _KEY_DIGITS = 40
+_LATEST = float(1 << 33)  # seconds since the epoch that clocks and their tools can still show
 
 
 class Unpacked:
@@ -189,7 +189,7 @@ def _agreed(place: str, key: str) -> tuple[dict[str, Any], Inputs]:
         if not isinstance(manifest["builder"], dict) or not {"pid", "host", "rank"} <= set(manifest["builder"]):
             raise ValueError("it does not say who built it")
         for name in ("started", "seconds"):
-            if not isinstance(manifest[name], int | float) or not math.isfinite(manifest[name]):
+            if type(manifest[name]) not in (int, float) or not 0 <= manifest[name] < _LATEST:  # NaN is in no order
                 raise ValueError(f"{name} is no number")
         items = [(str(name), str(value)) for name, value in manifest["items"]]
         inputs = Inputs.parse([str(line) for line in manifest["inputs"]])
@@ -204,7 +204,7 @@ def _agreed(place: str, key: str) -> tuple[dict[str, Any], Inputs]:
             total += said["size"]
         if total > SIZE_LIMIT:
             raise ValueError(f"{total} bytes are more than an entry may have")
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ArchiveError(f"The manifest of {key} is not to be believed: {error}. Get the archive again.") from error
     return manifest, without_guards(inputs)
 

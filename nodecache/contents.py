@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from nodecache import entry
 from nodecache.errors import RootError, SpecError
+from nodecache.mark import foreign
 from nodecache.printable import logger
-from nodecache.root import FOLDERS, VARIABLE, Root, default_root, open_root
+from nodecache.root import VARIABLE, Root, default_root, open_root
 
 _KEY = re.compile(r"[0-9a-f]{40}")
 PRUNED = ".pruned"
@@ -60,15 +61,17 @@ def find_root() -> Root | None:
             f"{path} is not nodecache's: it has {', '.join(strangers[:3])} in it. "
             f"Set {VARIABLE} to the root, or unset it."
         )
+    if _is_empty(path):  # nothing has been built there, and a look marks nothing
+        open_root(mark=False)
+        return None
     return open_root()
 
 
-def foreign(path: str) -> list[str]:
-    """Names in a folder that no root has, sorted; none for a folder that is not there or cannot be read."""
+def _is_empty(path: str) -> bool:
     try:
-        return sorted(set(os.listdir(path)) - set(FOLDERS))
+        return not os.listdir(path)
     except OSError:
-        return []
+        return False
 
 
 def entries(root: Root) -> list[Held]:

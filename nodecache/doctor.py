@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nodecache import lock, status
 from nodecache.compiler import find_compiler, run_tool, which
-from nodecache.contents import entries, foreign
+from nodecache.contents import entries
 from nodecache.cuda import architectures
 from nodecache.errors import NodecacheError, RootError
 from nodecache.interpreter import described, interpreter
 from nodecache.launchers import node
+from nodecache.mark import foreign
 from nodecache.packages import cuda_home, package_folder
 from nodecache.root import LEAST_BYTES, VARIABLE, Root, default_root, ensure_folders, open_root
 from nodecache.tables import count, size

@@ -14,7 +14,7 @@ import stat
 import time
 from typing import NamedTuple
 
-from nodecache import lease, lock, staging
+from nodecache import lease, lock, mark, staging
 from nodecache.contents import PRUNED, Held, entries
 from nodecache.errors import NodecacheError, SpecError
 
@@ -31,6 +31,7 @@ ATTEMPTS = 3600.0
 PATIENCE = 5.0
 """Seconds to wait for a file system's answer to a lock call."""
 
+_KEY = re.compile(r"[0-9a-f]{40}")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -101,6 +102,8 @@ def prune(
 
     Concurrency: safe while jobs run, and beside another prune. An entry whose recipe is being built stays.
     """
+    if not dry_run:
+        mark.check(root)
     held = entries(root)
     total = sum(each.size for each in held)
     now = time.time()
@@ -162,7 +165,7 @@ def _remove(root: Root, held: Held) -> bool:
             os.rename(held.path, aside)
         except FileNotFoundError:  # another prune was quicker
             return True
-        shutil.rmtree(aside, ignore_errors=True)
+        _clear(aside)
     finally:
         if claim is not None:
             claim.release()
@@ -188,11 +191,19 @@ def _leave_index(root: Root, recipe: str, key: str) -> None:
         pass
 
 
+def _clear(path: str) -> None:
+    """Remove what lies in an entry's place: a folder, as a rule, or a file that somebody put there."""
+    if _is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        _unlink(path)
+
+
 def _finish(root: Root) -> None:
     """Remove what a prune that was killed has left aside."""
     for name in _names(root.at("entries")):
-        if name.endswith(PRUNED):
-            shutil.rmtree(root.at("entries", name), ignore_errors=True)
+        if name.endswith(PRUNED) and mark.is_ours("entries", name):
+            _clear(root.at("entries", name))
 
 
 def _forget_attempts(root: Root, age: float) -> int:
@@ -200,7 +211,7 @@ def _forget_attempts(root: Root, age: float) -> int:
     count = 0
     for recipe in _names(root.at("attempts")):
         folder = root.at("attempts", recipe)
-        if not _is_folder(folder) or time.time() - _newest(folder) < age:
+        if not _KEY.fullmatch(recipe) or not _is_folder(folder) or time.time() - _newest(folder) < age:
             continue
         claim = _claim(root, recipe)
         if claim is None:

@@ -24,7 +24,7 @@ from nodecache import archive, attempt, staging
 from nodecache.archive import without_guards
 from nodecache.digest import Digester
 from nodecache.entry import Entry
-from nodecache.errors import NodecacheError
+from nodecache.errors import NodecacheError, SpecError
 from nodecache.inputs import Inputs
 from nodecache.printable import logger
 from nodecache.store import Stopped, TierFault, open_store
@@ -100,7 +100,12 @@ class Tier:
         self._suspect = False
         self._claimed = b""
         secret = os.environ.get("NODECACHE_REMOTE_KEY")
-        self._secret = os.fsencode(secret) if secret else None
+        if secret is not None and not secret.strip():
+            raise SpecError(
+                "NODECACHE_REMOTE_KEY is set and empty, as a secret is that was not passed on. "
+                "Set it to the secret, or unset it to trust the place as it is."
+            )
+        self._secret = None if secret is None else os.fsencode(secret)
 
     def fetch(self, eyes: Eyes, place: Staging) -> Entry | None:
         """Fetch, check, publish and index the entry that fits; None where this node has to build.

@@ -14,6 +14,7 @@ from nodecache.errors import RootError, UnsafeRoot, of_the_kernel
 
 VARIABLE = "NODECACHE_ROOT"
 FOLDERS = ("recipes", "entries", "leases", "staging", "attempts", "tools")
+MARK = "nodecache-root"
 _OVERFLOW_UID = 65534
 LEAST_BYTES = 1 << 16
 LEAST_INODES = 32
@@ -97,19 +98,20 @@ class Telling:
             raise self._root.failed(error, self._doing) from error
 
 
-def open_root(path: str | os.PathLike[str] | None = None) -> Root:
+def open_root(path: str | os.PathLike[str] | None = None, *, mark: bool = True) -> Root:
     """Find, make and check the root.
 
     Args:
         path: a folder that the caller asks for. NODECACHE_ROOT, where set, wins over it: whoever runs the
             job has the last word over whoever wrote it.
+        mark: make an empty folder a root; false for a look that changes nothing.
 
     Returns:
         The root, private to the caller: mode 0700, owned by this uid, and not replaceable by others.
 
     Raises:
         UnsafeRoot: it belongs to another user, is a link, or lies below a folder where others may swap it.
-        RootError: it cannot be made or used; the message names the variable that chose it.
+        RootError: it cannot be made or used, or holds other things; the message names the variable that chose it.
 
     Concurrency: any number of processes may call this at once, the first one makes the folder.
     """
@@ -136,7 +138,7 @@ def open_root(path: str | os.PathLike[str] | None = None) -> Root:
         chain = _chain(root.path)
         if chain is None:
             raise RootError(f"The root {root.path} ({source}) keeps vanishing. Stop whatever is removing it.")
-    _check(root, chain)
+    _check(root, chain, mark=mark)
     return root
 
 
@@ -185,7 +187,7 @@ def _unusable(root: Root, error: OSError) -> RootError:
     )
 
 
-def _check(root: Root, chain: list[tuple[str, os.stat_result]]) -> None:
+def _check(root: Root, chain: list[tuple[str, os.stat_result]], *, mark: bool) -> None:
     """Refuse a root that another user could have written to; tighten one's own."""
     uid = os.geteuid()
     _, status = chain[-1]
@@ -205,6 +207,25 @@ def _check(root: Root, chain: list[tuple[str, os.stat_result]]) -> None:
         check_above(root, folder, above, uid)
     if status.st_mode & 0o077:
         _tighten(root)
+    if mark:
+        _check_mark(root, uid)
+
+
+def _check_mark(root: Root, uid: int) -> None:
+    """Refuse a folder of somebody's that was no root from its beginning. One status call where it was."""
+    try:
+        status = os.lstat(f"{root.path}/{MARK}")
+    except FileNotFoundError:
+        from nodecache.mark import claim
+
+        claim(root)
+        return
+    except OSError as error:
+        raise _unusable(root, error) from error
+    if not stat.S_ISREG(status.st_mode) or status.st_uid not in (uid, 0):
+        raise UnsafeRoot(
+            f"{root.path}/{MARK} is not a plain file of yours (uid {status.st_uid}). Remove it, or {_set_another()}"
+        )
 
 
 def _set_another() -> str:
@@ -220,7 +241,7 @@ def _tighten(root: Root) -> None:
         try:
             status = os.fstat(fd)
             _refuse_strangers(root, fd)
-            _refuse_other_use(root, fd, status)
+            _refuse_other_use(root, status)
             os.fchmod(fd, 0o700)
             _refuse_strangers(root, fd)  # who came in between
         finally:
@@ -232,10 +253,11 @@ def _tighten(root: Root) -> None:
     )
 
 
-def _refuse_other_use(root: Root, fd: int, status: os.stat_result) -> None:
+def _refuse_other_use(root: Root, status: os.stat_result) -> None:
     """A folder that others use, or that has something else in it, is not to be closed to them."""
-    names = os.listdir(fd)
-    if status.st_mode & stat.S_ISVTX or set(names) - set(FOLDERS):
+    from nodecache.mark import foreign
+
+    if status.st_mode & stat.S_ISVTX or foreign(root.path):
         raise UnsafeRoot(
             f"The root {root.path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}) and used for other "
             f"things than builds. Close it to them (chmod 700), or set {VARIABLE} to a folder of its own, such as "

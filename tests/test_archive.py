@@ -15,6 +15,7 @@ import nodecache
 from nodecache import archive
 from nodecache.digest import digest_items
 from nodecache.entry import MANIFEST, Entry, damage
+from nodecache.errors import ArchiveError
 from nodecache.inputs import Inputs, folder_stamp
 from nodecache.root import open_root
 
@@ -294,3 +295,24 @@ def test_a_recipe_is_what_its_items_say(built):
     with open(built.file(MANIFEST), encoding="utf-8") as file:
         said = json.load(file)
     assert digest_items([tuple(item) for item in said["items"]]) == said["recipe"]
+
+
+@pytest.mark.parametrize(
+    "field", ["started", "seconds", "name", "kind", "recipe", "key", "builder", "items", "inputs", "files"]
+)
+@pytest.mark.parametrize(
+    "value", ["9" * 400, "1e400", "-1", "NaN", "null", "true", "[" * 60000, '{"a": [1e999]}', "[[[]]]", "2.5"]
+)
+def test_a_field_of_a_wrong_type_or_size_is_damage_and_changes_nothing(built, elsewhere, field, value):
+    (info, raw), *rest = members(packed(built))
+    said = json.loads(raw)
+    fine = (field == "seconds" and value == "2.5") or (field == "started" and value == "2.5")
+    changed = json.dumps({**said, field: "HERE"}).replace('"HERE"', value).encode()
+    info.size = len(changed)
+    data = written([(info, changed), *rest])
+    if fine:
+        assert [each.key for each in receive(data, elsewhere)] == [built.key]
+        return
+    with pytest.raises(ArchiveError, match="Get the archive again"):
+        receive(data, elsewhere)
+    assert nothing_is_published(elsewhere)

@@ -458,6 +458,16 @@ def test_with_a_key_only_what_is_signed_with_it_is_fetched(shared, node, tiny, c
     assert len(warnings(caplog)) == 2
 
 
+@pytest.mark.parametrize("value", ["", " ", "\n"])
+def test_a_key_that_is_set_and_empty_is_an_error_and_nothing_is_believed(shared, node, tiny, monkeypatch, value):
+    node("a")
+    nodecache.load("tiny", [tiny()])
+    monkeypatch.setenv("NODECACHE_REMOTE_KEY", value)
+    node("b")
+    with pytest.raises(nodecache.SpecError, match=r"NODECACHE_REMOTE_KEY is set and empty.*unset it"):
+        nodecache.load("tiny", [tiny()])
+
+
 @pytest.mark.parametrize(
     "change",
     [

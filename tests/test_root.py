@@ -247,7 +247,7 @@ for number in range(20):
     begin.touch()
     for child in children:
         assert child.wait().status == 0, child.err
-    assert {mode(path) for path in (tmp_path / "deep").rglob("*")} == {0o700}
+    assert {mode(path) for path in (tmp_path / "deep").rglob("*") if path.is_dir()} == {0o700}
 
 
 def test_a_root_that_somebody_keeps_removing_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
