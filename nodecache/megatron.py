@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nodecache
+from nodecache.megatron_core import install as install
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -148,6 +150,9 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
         ValueError: ``blend`` is no list or an empty one, only some of the weights are numbers, or a weight is negative
             or not finite. The message names the element.
 
+    Warns:
+        UserWarning: a prefix looks like a weight, as in ``["30", "path/a", "70"]``, where one was probably left out.
+
     Concurrency: a pure function. The rule is that of NeMo AutoModel's function of the same name.
     """
     if blend is None:
@@ -155,10 +160,10 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
     if isinstance(blend, str | bytes) or not isinstance(blend, Sequence) or len(blend) == 0:
         raise ValueError(f"blend is {blend!r:.200}: pass a list of prefixes, or of weights and prefixes in turn")
     if len(blend) % 2 == 1:
-        return _prefixes(blend, range(len(blend))), None
+        return _prefixes_alone(blend), None
     weights = [_number(blend[k]) for k in range(0, len(blend), 2)]
     if all(weight is None for weight in weights):
-        return _prefixes(blend, range(len(blend))), None
+        return _prefixes_alone(blend), None
     found: list[float] = []
     for k, weight in zip(range(0, len(blend), 2), weights, strict=True):
         if weight is None:
@@ -166,7 +171,25 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
         if not math.isfinite(weight) or weight < 0:
             raise ValueError(f"blend[{k}] is {blend[k]!r}: a weight must be finite and not negative")
         found.append(weight)
-    return _prefixes(blend, range(1, len(blend), 2)), found
+    prefixes = _prefixes(blend, range(1, len(blend), 2))
+    for k, prefix in zip(range(1, len(blend), 2), prefixes, strict=True):
+        if _number(prefix) is not None:
+            warnings.warn(f"blend[{k}] is {prefix!r}, a prefix that looks like a weight: is one missing?", stacklevel=2)
+    return prefixes, found
+
+
+def _prefixes_alone(blend: Sequence[str]) -> list[str]:
+    """All elements as prefixes; warns of those that look like weights, for then every weight becomes a dataset."""
+    prefixes = _prefixes(blend, range(len(blend)))
+    numbers = [prefix for prefix in prefixes if _number(prefix) is not None]
+    if numbers:
+        looks = "looks like a weight" if len(numbers) == 1 else "look like weights"
+        warnings.warn(
+            f"blend has {len(blend)} prefixes and no weights, but {len(numbers)} of {len(blend)} entries {looks} "
+            f"({numbers[0]!r}): is a prefix missing? Weights and prefixes alternate, beginning with a weight.",
+            stacklevel=3,
+        )
+    return prefixes
 
 
 def _number(element: object) -> float | None:
