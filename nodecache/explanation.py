@@ -11,6 +11,7 @@ from nodecache.index import look
 from nodecache.inputs import Eyes, Inputs
 from nodecache.recipe import Recipe
 from nodecache.root import open_root
+from nodecache.source_texts import differing_lines, unpack
 from nodecache.spec import Spec, arguments, paths, read_sources
 
 TYPE_CHECKING = False
@@ -31,19 +32,23 @@ class Change:
         name: what it is, such as ``cflags``, ``source 0`` or ``file 1:sub/b.h`` (a path below the recipe's root 1).
         before: its value in the other key, ``(absent)`` where it has none.
         after: its value in the key that is explained.
+        lines: of a source, which of its lines differ; empty where the texts were too long to be kept.
     """
 
-    __slots__ = ("after", "before", "name")
+    __slots__ = ("after", "before", "lines", "name")
 
-    def __init__(self, name: str, before: str, after: str) -> None:
+    def __init__(self, name: str, before: str, after: str, lines: str = "") -> None:
         self.name = name
         self.before = before
         self.after = after
+        self.lines = lines
 
     def __repr__(self) -> str:
         return f"Change({self.name!r}, {self.before!r}, {self.after!r})"
 
     def __str__(self) -> str:
+        if self.lines:
+            return f"{self.name}: {_short(self.after.rpartition(' ')[0])}, {self.lines}"
         if "\n" in self.before + self.after or self.name.endswith("flags"):
             old, new = self.before.split("\n"), self.after.split("\n")
             lost = [line for line in old if line not in new and line != _MISSING]
@@ -67,9 +72,23 @@ class Explanation:
         nearest: the entry that it is compared with: the one asked for, or that of the same name with the fewest
             differences; None where there is no other.
         changes: what differs from ``nearest``; a call that would hit has none.
+        texts: the sources, in the order of the call; empty where they were too long to be kept.
     """
 
-    __slots__ = ("builder", "built", "changes", "key", "kind", "name", "nearest", "parts", "path", "recipe", "seconds")
+    __slots__ = (
+        "builder",
+        "built",
+        "changes",
+        "key",
+        "kind",
+        "name",
+        "nearest",
+        "parts",
+        "path",
+        "recipe",
+        "seconds",
+        "texts",
+    )
 
     def __init__(self, **fields: Any) -> None:
         self.key: str = fields["key"]
@@ -81,6 +100,7 @@ class Explanation:
         self.seconds: float = fields["seconds"]
         self.builder: str = fields["builder"]
         self.parts: dict[str, str] = fields["parts"]
+        self.texts: list[str] = fields["texts"]
         self.nearest: Explanation | None = None
         self.changes: list[Change] = []
 
@@ -165,7 +185,8 @@ def explain_miss(
     """What a call that misses is made of, beside an entry of these roots, or beside ``other``."""
     parts = dict(recipe.items)
     fields = {"key": "", "name": spec.name, "kind": spec.kind, "recipe": recipe.key, "path": "", "parts": parts}
-    said = Explanation(**fields, built=None, seconds=0.0, builder="")
+    texts = [source.data.decode("utf-8", "replace") for source in spec.sources]
+    said = Explanation(**fields, built=None, seconds=0.0, builder="", texts=texts)
     others = [each for place in places for each in _of_name(place, spec.name, spec.kind)] if other is None else [other]
     _compare(said, [(each, each.parts, parts | _as_now(each, eyes)) for each in others])
     return said
@@ -205,6 +226,11 @@ def _compare(said: Explanation, others: list[tuple[Explanation, dict[str, str], 
         ]
         if best is None or len(changes) < len(best):
             best, said.nearest, said.changes = changes, each, changes
+    if said.nearest is not None:
+        for number, (old, new) in enumerate(zip(said.nearest.texts, said.texts, strict=False)):
+            for change in said.changes:
+                if change.name == f"source {number}":
+                    change.lines = differing_lines(old, new)
 
 
 def _entry(place: Root, what: ModuleType | str) -> Explanation:
@@ -262,8 +288,9 @@ def _read(place: Root, key: str) -> Explanation | None:
             seconds=float(manifest["seconds"]),
             builder=f"pid {who['pid']}{rank} on {who['host']}",
             parts=parts,
+            texts=unpack(manifest.get("sources")),
         )
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

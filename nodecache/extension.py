@@ -182,6 +182,7 @@ def _miss(
         from nodecache.attempt import log_path
         from nodecache.cache import Product
         from nodecache.compile import compile_spec, write_log_head
+        from nodecache.source_texts import pack
 
         if "NODECACHE_NO_BUILD" in os.environ:
             _refuse_to_build(place, spec, recipe, fetched=False)
@@ -190,7 +191,8 @@ def _miss(
         with Telling(place, "building"):
             built = compile_spec(place, spec, recipe, staging, attempt)
             _keep_log(log, f"{staging.entry}/build.log")
-        return Product(built.inputs, {"steps": built.steps, "file": spec.file_name}, built.unknown)
+        about = {"steps": built.steps, "file": spec.file_name, "sources": pack(spec.sources)}
+        return Product(built.inputs, about, built.unknown)
 
     def failed_inputs(staging: Any) -> str:
         from nodecache.compile import known_inputs

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nodecache
-from nodecache.megatron_core import install as install
+from nodecache.megatron_core import install
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import numpy as np
     from numpy.typing import NDArray
+
+__all__ = ["build_sample_idx", "compile_helper", "get_blend_from_list", "install"]
 
 _DEFAULT_ROOT = Path("/tmp") / f"nodecache_{os.getuid()}"
 

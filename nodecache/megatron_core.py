@@ -1,8 +1,8 @@
 """Lets an unchanged Megatron-core import nodecache's dataset helpers where its own ``helpers_cpp`` is not installed.
 
-An import hook answers for ``megatron.core.datasets.helpers_cpp`` only after every other finder has failed, so a compiled
-module inside the package still wins. ``compile_helpers``, by which Megatron runs ``make`` inside its own package on
-rank 0, becomes an import of that module: there may be no Makefile, and the package may be read-only.
+An import hook answers for ``megatron.core.datasets.helpers_cpp`` only after every other finder has failed, so a
+compiled module inside the package still wins. ``compile_helpers``, by which Megatron runs ``make`` inside its own
+package on rank 0, becomes an import of that module: there may be no Makefile, and the package may be read-only.
 """
 
 from __future__ import annotations

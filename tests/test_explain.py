@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import nodecache
+from nodecache import source_texts
 from nodecache.errors import SpecError
 
 
@@ -111,3 +112,72 @@ def test_what_is_not_there_is_a_sentence(project, root):
     manifest.write_text("{}")
     with pytest.raises(SpecError, match="is damaged"):
         nodecache.explain(module)
+
+
+def test_a_source_with_a_number_that_changes_shows_the_line_that_differs(start, root):
+    """A process id in a comment makes every start build; its text, where it is the same, only the first."""
+    program = """\
+import os, sys, nodecache
+text = f"// made by {sys.argv[1] or os.getpid()}\\nint three() {{ return 3; }}\\n"
+print(nodecache.load_inline("generated", text, functions=["three"]).__nodecache__.role, os.getpid())
+"""
+    steady = [start(program, "generator 5").wait(100).out.split()[0] for _ in range(3)]
+    assert steady == ["built", "hit", "hit"]
+    starts = [start(program, "").wait(100).out.split() for _ in range(3)]
+    assert [role for role, _ in starts] == ["built"] * 3
+    keys = sorted(entry.name for entry in (root / "entries").iterdir())
+    newest = max((nodecache.explain(key) for key in keys), key=lambda said: said.built)
+    (change,) = newest.changes
+    assert "made by" in change.lines.partition(" -> ")[0]
+    assert change.lines.endswith(f"-> '// made by {starts[-1][1]}'")
+    assert "source 0: {root 0}/main.cpp, line " in str(newest)
+
+
+def test_a_call_that_would_build_shows_the_lines_that_differ(project):
+    _, call = project
+    nodecache.load(**call)
+    path = call["sources"]
+    path.write_text(path.read_text().replace("long a, b;", "long a, b; // edited"))
+    (change,) = nodecache.explain(call).changes
+    assert change.lines == "line 4: '    long a, b;' -> '    long a, b; // edited'"
+
+
+def test_sources_that_are_too_long_to_be_kept_are_told_by_their_digests(project, monkeypatch):
+    _, call = project
+    monkeypatch.setattr(source_texts, "LIMIT", 100)
+    nodecache.load(**call)
+    path = call["sources"]
+    path.write_text(path.read_text() + "// edited\n")
+    said = nodecache.explain(call)
+    assert [change.lines for change in said.changes] == [""]
+    assert "source 0: {root 0}/tiny.cpp " in str(said)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("a\nb\nc", "a\nB\nc", "line 2: 'b' -> 'B'"),
+        ("a\nc", "a\nb\nc", "line 2: 'b' added"),
+        ("a\nb\nc", "a\nc", "line 2: 'b' removed"),
+        (
+            "1\n2\n3\n4\n5",
+            "a\nb\nc\nd\ne",
+            "line 1: '1' -> 'a'; line 2: '2' -> 'b'; line 3: '3' -> 'c'; ... and 2 more",
+        ),
+        ("x" * 500 + "1" + "y" * 500, "x" * 500 + "2" + "y" * 500, None),
+        ("\x1b[2J", "", "line 1: '\\x1b[2J' -> ''"),
+        ("same", "same", ""),
+    ],
+)
+def test_lines_that_differ_are_short(before, after, said):
+    found = source_texts.differing_lines(before, after)
+    assert said is None or found == said
+    assert len(found) < 300
+    if said is None:
+        assert "x1y" in found
+        assert "x2y" in found
+
+
+@pytest.mark.parametrize("packed", [None, 5, "", "!", "a" * 9, "~" * 100])
+def test_damaged_texts_are_none(packed):
+    assert source_texts.unpack(packed) == []

@@ -126,6 +126,8 @@ def test_draw_counts_equal_sizes_and_empty_datasets_contribute_nothing(helpers, 
         ([0, 3], [1, 1, 1], [0, 1, 2]),
         ([3, 0], [0, 0, 0], [0, 1, 2]),
         ([0, 0], [], []),
+        ([0], [], []),
+        ([0, 0, 5], [2, 2, 2, 2, 2], [0, 1, 2, 3, 4]),
     ],
 )
 def test_an_empty_dataset_never_keeps_an_exhaustive_blend_from_ending(helpers, sizes, index, sample):
@@ -134,6 +136,19 @@ def test_an_empty_dataset_never_keeps_an_exhaustive_blend_from_ending(helpers, s
     got = exhausted(helpers, sizes)
     assert time.monotonic() - begin < 1
     assert [one.tolist() for one in got] == [index, sample]
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.5, 0.5], [0.0], [33.0, 33.0, 33.99999]])
+def test_a_blend_of_no_samples_is_empty(helpers, weights):
+    index, sample = blended(helpers, weights, 0)
+    assert (index.tolist(), sample.tolist()) == ([], [])
+
+
+@pytest.mark.parametrize("total", [0.9999999, 1.0, 1.0000001])
+def test_weights_that_do_not_quite_add_up_to_one_draw_as_many_samples_as_asked(helpers, total):
+    weights = [0.3, 0.45, total - 0.75]
+    index, _ = blended(helpers, weights, 1000)
+    assert np.bincount(index, minlength=3).tolist() == [300, 450, 250]
 
 
 def test_three_hundred_datasets_are_all_drawn_in_order(helpers):
