@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 
-from nodecache import lock
+from nodecache import errand, lock
 
 FIRST_TICK = 0.01
 """Seconds after which a waiter looks for itself, at first and after a ring; they double from look to look."""
@@ -76,10 +75,7 @@ class Ear:
 
     def wait(self, seconds: float) -> bool:
         """Return true when a builder ends, false after ``seconds`` or after a tick."""
-        poll = select.poll()
-        if self._fd is not None:
-            poll.register(self._fd, 0)
-        if poll.poll(min(seconds, self._tick) * 1000):
+        if errand.wait([] if self._fd is None else [self._fd], 0, min(seconds, self._tick)):
             self._tick = FIRST_TICK
             return True
         self._tick = min(self._tick * 2, LONGEST_BLIND_TICK if self._fd is None else LONGEST_TICK)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache import attempt, entry, index, lease, owner, staging
+from nodecache import attempt, entry, errand, index, lease, owner, staging
 from nodecache.entry import Entry
 from nodecache.errors import BuildError, InputsChanged, LeaseLost, LeaseTimeout, RootError
 from nodecache.inputs import Eyes, Inputs
@@ -140,9 +140,20 @@ class Request:
     def obtain(self, use: Callable[[Outcome], None], *, timeout: float | None, verbose: bool, began: float) -> None:
         """On a miss: wait for the entry or build it, and hand it to ``use`` while it is sure to be there."""
         ensure_folders(self.root)
-        with lease.Nesting(self.recipe, self.name, leaf=self.leaf):
-            while not self._obtain(use, timeout, Voice(self.name, verbose=verbose), began):
-                pass
+        nesting = lease.Nesting(self.recipe, self.name, leaf=self.leaf)
+
+        def protocol() -> None:
+            try:
+                while not self._obtain(use, timeout, Voice(self.name, verbose=verbose), began):
+                    pass
+            finally:
+                nesting.leave()
+
+        try:
+            nesting.enter()
+            errand.run(protocol)
+        finally:
+            nesting.leave()
 
     def _obtain(self, use: Callable[[Outcome], None], timeout: float | None, voice: Voice, began: float) -> bool:
         """Wait for the entry or build it; false when the lease was lost meanwhile: ask for it anew."""
@@ -165,7 +176,7 @@ class Request:
         if isinstance(got, Entry):
             role = "waited" if voice.holder else "hit"
             try:
-                use(Outcome(role, got, time.monotonic() - began, voice.holder))
+                errand.in_caller(use, Outcome(role, got, time.monotonic() - began, voice.holder))
             finally:
                 self._note_wait(voice, "waited")
             return True
@@ -218,7 +229,7 @@ class Request:
                 place.remove()
                 attempt.forget_failure(self.root, self.recipe, held.attempt)
                 self._note(held, "fetched", started, fetched.key)
-                use(Outcome("fetched", fetched, time.monotonic() - began))
+                errand.in_caller(use, Outcome("fetched", fetched, time.monotonic() - began))
                 return None
             try:
                 product = self.build(place, held.attempt)
@@ -233,7 +244,7 @@ class Request:
                 raise
             held.ensure_mine()
             found = self._publish(held, place, product, started)
-            use(Outcome("built", found, time.monotonic() - began))
+            errand.in_caller(use, Outcome("built", found, time.monotonic() - began))
             return found if found.published else None
         finally:
             place.remove()

@@ -34,16 +34,39 @@ def digest_bytes(data: bytes) -> str:
     return blake2b(data, digest_size=SIZE).hexdigest()
 
 
+class Handle(list[int]):
+    """A descriptor that is closed with its last reference, whatever interrupts the lines that use it.
+
+    ``open`` runs in C from the system call to this list: no instruction lies between, at which a signal handler could
+    raise and lose the descriptor.
+    """
+
+    __slots__ = ()
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file; the descriptor stays this object's."""
+        self.extend(map(os.open, (path,), (flags,)))
+        return self[0]
+
+    def close(self) -> None:
+        """Close it; again is no error."""
+        while self:
+            os.close(self.pop())
+
+    __del__ = close
+
+
 def read_bytes(path: str) -> bytes:
     """The whole file, in four system calls for a file that nobody is writing."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    handle = Handle()
     try:
+        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(fd)
         if stat.S_ISFIFO(status.st_mode):
             raise OSError(errno.ESPIPE, "It is a pipe", path)
         return _rest(fd, status.st_size)
     finally:
-        os.close(fd)
+        handle.close()
 
 
 def read_own(path: str) -> bytes:
@@ -52,14 +75,15 @@ def read_own(path: str) -> bytes:
     Raises:
         PermissionError: it belongs to somebody else, or is no plain file.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    handle = Handle()
     try:
+        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         status = os.fstat(fd)
         if status.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(status.st_mode):
             raise PermissionError(errno.EACCES, "not a plain file of yours", path)
         return _rest(fd, status.st_size)
     finally:
-        os.close(fd)
+        handle.close()
 
 
 def _rest(fd: int, size: int) -> bytes:
@@ -75,12 +99,13 @@ def _rest(fd: int, size: int) -> bytes:
 def digest_file(path: str) -> str:
     """Digest of a file's content, in bounded memory."""
     state = blake2b(digest_size=SIZE)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = Handle()
     try:
+        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC)
         while block := os.read(fd, 1 << 16):  # small enough for malloc not to ask the kernel each time
             state.update(block)
     finally:
-        os.close(fd)
+        handle.close()
     return state.hexdigest()
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from nodecache import attempt
+from nodecache import attempt, errand
 from nodecache.cache import Product, Request
 from nodecache.digest import digest_items
 from nodecache.entry import unfit
@@ -76,7 +76,7 @@ def get_or_build(
     def run(folder: Staging, attempt_id: str) -> Product:
         log = attempt.log_path(place, recipe, attempt_id)
         try:
-            build(Path(folder.entry))
+            errand.in_caller(build, Path(folder.entry))
         except (BuildError, BuildInterrupted, MemoryError):
             raise
         except OSError as error:

@@ -336,27 +336,38 @@ class Nesting:
         self._mine = (recipe, name)
         self._leaf = leaf
 
-    def __enter__(self) -> None:
-        outer = self._stack()
-        if any(recipe == self._mine[0] for recipe, _ in outer):
+        self._ended = False
+
+    def enter(self) -> None:
+        """Begin.
+
+        Raises:
+            NestedLease: it asks for itself, or for another that is not a leaf.
+        """
+        stack = self._stack()
+        # An interrupted call may not have got as far as removing its own.
+        outer = stack[:] = [nesting for nesting in stack if not nesting._ended]  # noqa: SLF001  # of this class
+        if any(nesting._mine[0] == self._mine[0] for nesting in outer):  # noqa: SLF001
             raise NestedLease(
                 f"The build of {self._mine[1]!r} asks for itself, in the same thread. Take the inner call out of it."
             )
         if outer and not self._leaf:
+            name = outer[-1]._mine[1]  # noqa: SLF001
             raise NestedLease(
-                f"The build of {outer[-1][1]!r} asks for {self._mine[1]!r}: two builds that nest can wait for each "
+                f"The build of {name!r} asks for {self._mine[1]!r}: two builds that nest can wait for each "
                 f"other for ever. Get {self._mine[1]!r} before, or declare it a leaf (leaf=True)."
             )
-        outer.append(self._mine)
+        stack.append(self)
 
-    def __exit__(self, *_: object) -> None:
-        self._stack().remove(self._mine)
+    def leave(self) -> None:
+        """End, in any thread, as often as one likes."""
+        self._ended = True
 
     @staticmethod
-    def _stack() -> list[tuple[str, str]]:
+    def _stack() -> list[Nesting]:
         """This thread's builds; none in a child that was forked during one."""
         if getattr(_nesting, "pid", None) != os.getpid():
             _nesting.pid = os.getpid()
             _nesting.stack = []
-        stack: list[tuple[str, str]] = _nesting.stack
+        stack: list[Nesting] = _nesting.stack
         return stack

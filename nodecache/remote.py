@@ -20,7 +20,7 @@ import re
 import threading
 import time
 
-from nodecache import archive, attempt, staging
+from nodecache import archive, attempt, errand, staging
 from nodecache.archive import without_guards
 from nodecache.digest import Digester
 from nodecache.entry import Entry
@@ -246,7 +246,7 @@ class Tier:
         _log.info("waiting up to %g s for another node to build %r", wait, self._name)
         pause = 0.5
         while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, pause * random.uniform(0.8, 1.2)))  # noqa: S311  # spreads the looks of many nodes
+            errand.pause(min(left, pause * random.uniform(0.8, 1.2)))  # noqa: S311  # spreads the looks of many nodes
             pause = min(pause * 1.5, 10.0)
             # The claim first: whoever built put the entry there before the claim went.
             claim = _bounded(lambda _: self._open().read(path, _CLAIM_LIMIT), limit)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 
-from nodecache import lock
+from nodecache import errand, lock
 from nodecache.errors import of_the_kernel
 from nodecache.interpreter import interpreter
 from nodecache.staging import MARK, reap
@@ -32,7 +33,12 @@ class Supervised:
 
     def __enter__(self) -> Self:
         control_read, self._control = lock.pipe()
-        self._status, status_write = lock.pipe()
+        try:
+            self._status, status_write = lock.pipe()
+        except OSError as error:
+            lock.close(control_read)
+            lock.close(self._control)
+            raise self._root.failed(error, "starting the build") from error
         builder = _pidfd()
         given = [control_read, status_write, *([] if builder is None else [builder])]
         program = os.path.join(os.path.dirname(__file__), "supervise.py")
@@ -70,7 +76,7 @@ class Supervised:
     def wait(self) -> tuple[str, int]:
         """Wait for the command: ``("exit", status)``, ``("signal", number)`` or ``("gone", 0)``."""
         said = b""
-        while more := os.read(self._status, 64):
+        while errand.wait([self._status], select.POLLIN, None) and (more := os.read(self._status, 64)):
             said += more
             if said.endswith(b"\n"):
                 word, _, number = said.decode().strip().partition(" ")
