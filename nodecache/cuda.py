@@ -17,6 +17,8 @@ from nodecache.packages import cuda_home, package_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodecache.root import Root
 
 # The names that torch understands in TORCH_CUDA_ARCH_LIST, for where it is not installed; as torch 2.13 has them.
@@ -55,8 +57,8 @@ class Toolkit:
     """A CUDA toolkit and what it compiles for.
 
     Attributes:
-        nvcc: path of nvcc.
-        home: the toolkit's folder.
+        nvcc: path of nvcc; empty where there is none.
+        home: the toolkit's folder; likewise.
         flags: ``-gencode`` flags, sorted; empty where the call's own flags choose.
         items: what of it goes into the recipe.
     """
@@ -108,13 +110,56 @@ class Toolkit:
         return [f"-L{folder}", "-lcudart"]
 
 
-def find_toolkit(root: Root, cuda_cflags: list[str]) -> Toolkit:
+def find_toolkit(root: Root, cuda_cflags: list[str], told: dict[str, str] | None = None) -> Toolkit:
     """The toolkit for a spec with CUDA sources.
+
+    Args:
+        root: where the tools' answers are remembered.
+        cuda_cflags: the call's flags for nvcc.
+        told: a recipe's items from which to take what this node cannot tell; such a toolkit cannot compile.
 
     Raises:
         ToolchainError: there is no nvcc, or nothing to compile for.
         SpecError: TORCH_CUDA_ARCH_LIST has a word that is no architecture.
     """
+    told = told or {}
+
+    def ask(item: str, answer: Callable[[], str]) -> str:
+        try:
+            return answer()
+        except ToolchainError:
+            if item not in told:
+                raise
+            return told[item]
+
+    nvcc = home = ""
+
+    def version() -> str:
+        nonlocal nvcc, home
+        nvcc, home, said = _nvcc(root)
+        return said
+
+    said = ask("cuda compiler", version)
+    # As in torch: whoever passes an architecture to nvcc has chosen, and the list is left out.
+    choice = [word for word in cuda_cflags if word.startswith(_CHOOSE_ARCHITECTURE)]
+    flags = [] if choice else ask("cuda architectures", lambda: " ".join(architectures(root))).split()
+    found = Toolkit(nvcc, home, said, flags)
+    variables = " ".join(os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
+    if choice and _asks_for_native([*cuda_cflags, *variables.split()]):
+        found.items.append(("cuda native", ask("cuda native", lambda: " ".join(_devices_or_error(root)))))
+    host = nvcc_host(cuda_cflags)
+    if host:
+        found.items.append(("cuda host compiler", ask("cuda host compiler", lambda: _host_compiler(root, host))))
+    return found
+
+
+def _host_compiler(root: Root, path: str) -> str:
+    other = find_host_compiler(root, path)
+    return f"{' '.join(other.programs)}\n{other.target}\n{other.version}"
+
+
+def _nvcc(root: Root) -> tuple[str, str, str]:
+    """Path of nvcc, the toolkit's folder, and what nvcc says of its version."""
     home = cuda_home()
     nvcc = which(os.environ.get("PYTORCH_NVCC") or (f"{home}/bin/nvcc" if home else "nvcc")) or which("nvcc")
     if nvcc is None:
@@ -131,17 +176,7 @@ def find_toolkit(root: Root, cuda_cflags: list[str]) -> Toolkit:
             raise ToolchainError(f"{nvcc} --version failed: {text.strip()[:200]!r}. Correct CUDA_HOME.")
         said = [line.strip() for line in text.splitlines() if line.strip()]
         remember_lines(root, memory, said, [nvcc])
-    # As in torch: whoever passes an architecture to nvcc has chosen, and the list is left out.
-    choice = [word for word in cuda_cflags if word.startswith(_CHOOSE_ARCHITECTURE)]
-    found = Toolkit(nvcc, home, "\n".join(said), [] if choice else architectures(root))
-    variables = " ".join(os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
-    if choice and _asks_for_native([*cuda_cflags, *variables.split()]):
-        found.items.append(("cuda native", " ".join(_devices_or_error(root))))
-    host = nvcc_host(cuda_cflags)
-    if host:
-        other = find_host_compiler(root, host)
-        found.items.append(("cuda host compiler", f"{' '.join(other.programs)}\n{other.target}\n{other.version}"))
-    return found
+    return nvcc, home, "\n".join(said)
 
 
 _CHOOSE_ARCHITECTURE = ("-arch", "--gpu-architecture", "-gencode", "--generate-code")

@@ -122,13 +122,13 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
         timeout = seconds("timeout", timeout)
     place = open_root(root)
     entry: Entry | None
+    missing: ToolchainError | None = None
     try:
         recipe = Recipe(place, spec)
-    except ToolchainError as missing:
-        if "NODECACHE_SEEDS" not in os.environ and "NODECACHE_NO_BUILD" not in os.environ:
-            raise
+    except ToolchainError as error:
         from nodecache.seeds import without_compiler
 
+        missing = error
         recipe, entry = without_compiler(place, spec, missing)
         seen = None
     else:
@@ -142,7 +142,8 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
             loaded = _use(spec, entry.file(spec.file_name), "hit", entry.key, began)
         except FileNotFoundError:
             # A pruner or temp cleaner took it between the look and the load: a miss.
-            pass
+            if missing is not None:
+                raise missing from None
         else:
             if "NODECACHE_STATS" in os.environ:
                 took = time.monotonic() - began

@@ -21,7 +21,7 @@ import os
 import time
 
 from nodecache.digest import digest_file, digest_items
-from nodecache.packages import identity
+from nodecache.packages import ABSENT, UNTOLD, identity
 
 _TICKS = 50_000_000  # ns; five ticks of the slowest kernel clock
 BIG = 1 << 20
@@ -124,8 +124,8 @@ class Eyes:
 
     Args:
         roots: the recipe's.
-        compiles: whether this node could compile at all. Where it cannot, system headers that are not there say
-            nothing: only a compiler reads them.
+        compiles: whether this node could compile at all. Where it cannot, headers of the system or of a package that
+            are not there say nothing: only a compiler reads them.
     """
 
     def __init__(self, roots: list[str], *, compiles: bool = True) -> None:
@@ -201,6 +201,10 @@ class Eyes:
     def _is_system(self, path: str, digest: str) -> bool:
         return self.digest(path) == digest or not (self._compiles or os.path.lexists(path))
 
+    def _is_package(self, name: str, token: str) -> bool:
+        now = self.identity(name)
+        return now == token or (not self._compiles and now in (ABSENT, UNTOLD))
+
     def same(self, inputs: Inputs) -> bool | None:
         """Whether these inputs are unchanged.
 
@@ -215,7 +219,7 @@ class Eyes:
                 return None
             if not all(self._is_clear(self._roots[number], stamp, names) for number, stamp, names in inputs.veils):
                 return None
-            if any(self.identity(name) != token for name, token in inputs.packages):
+            if not all(self._is_package(name, token) for name, token in inputs.packages):
                 return None
             # Before the digests, so that what changes in between shows at the next look.
             folders = [(folder, folder_stamp(folder)) for folder, _ in inputs.folders]

@@ -11,6 +11,10 @@ import sys
 
 from nodecache.digest import digest_bytes, digest_items, read_bytes
 
+ABSENT = "absent"
+UNTOLD = "unknown"
+"""The identity of a package without the files that tell of it, as in an image that has a toolkit's libraries only."""
+
 
 def package_folder(name: str) -> str | None:
     """Folder of an importable package, without importing it; None when it is not installed."""
@@ -65,7 +69,7 @@ def identity(name: str, folder: str | None = None) -> str:
     """
     folder = folder or locate(name)
     if folder is None:
-        return "absent"
+        return ABSENT
     try:
         if name == "pybind11":
             return digest_bytes(read_bytes(f"{folder}/include/pybind11/detail/common.h"))
@@ -83,7 +87,7 @@ def identity(name: str, folder: str | None = None) -> str:
                 return digest_bytes(read_bytes(f"{folder}/{token}"))
     except OSError as error:
         return f"unreadable: {error.strerror}"
-    return "unknown"
+    return UNTOLD
 
 
 COVERED = ("pybind11", "torch", "cuda")

@@ -14,7 +14,7 @@ from nodecache.compiler import find_compiler
 from nodecache.digest import digest_file, digest_items, read_bytes
 from nodecache.errors import SpecError
 from nodecache.inputs import LIBRARIES
-from nodecache.packages import identity
+from nodecache.packages import ABSENT, UNTOLD, identity
 from nodecache.spec import split_words
 
 TYPE_CHECKING = False  # importing typing costs a hit milliseconds; checkers know the name
@@ -71,6 +71,12 @@ _RESPONSE_DEPTH = 10
 class Recipe:
     """A recipe and its key.
 
+    Args:
+        root: where what the tools said is remembered.
+        spec: what to build.
+        compiler: who compiled it elsewhere, where this node has no compiler.
+        told: the items of that build, likewise.
+
     Attributes:
         key: digest of ``items``.
         items: named values, in a fixed order.
@@ -99,7 +105,9 @@ class Recipe:
         "roots",
     )
 
-    def __init__(self, root: Root, spec: Spec, compiler: Compiler | None = None) -> None:
+    def __init__(
+        self, root: Root, spec: Spec, compiler: Compiler | None = None, told: dict[str, str] | None = None
+    ) -> None:
         self.roots: list[str] = []
         self.ranks: list[tuple[int, int]] = []
         self.linked: list[str] = []
@@ -144,7 +152,7 @@ class Recipe:
             ("ldflags", "\n".join(said_ldflags)),
             *searched,
             *((f"env {name}", os.environ[name]) for name in ENVIRONMENT if name in os.environ),
-            *((f"framework {name}", identity(name)) for name in spec.frameworks if name != "pybind11"),
+            *((f"framework {name}", _framework(name, told)) for name in spec.frameworks if name != "pybind11"),
             *((f"file {os.path.basename(path)}", _digest(path)) for path in self.linked),
         ]
         everything = " ".join(
@@ -158,7 +166,7 @@ class Recipe:
         if spec.cuda:
             from nodecache.cuda import find_toolkit
 
-            self.cuda = find_toolkit(root, cuda_cflags)
+            self.cuda = find_toolkit(root, cuda_cflags, told)
             self.items += [("cuda cflags", "\n".join(said_cuda)), *self.cuda.items]
         self.items += spec.items
         self.key = digest_items(self.items)
@@ -274,6 +282,12 @@ def _digest(path: str) -> str:
 def _chosen_linker(ldflags: list[str]) -> str | None:
     chosen = [flag.partition("=")[2] for flag in ldflags if flag.startswith(("-fuse-ld=", "--ld-path="))]
     return chosen[-1] if chosen else None
+
+
+def _framework(name: str, told: dict[str, str] | None) -> str:
+    """A framework's identity; where this node has only its libraries, that of the build that is told of."""
+    found = identity(name)
+    return told.get(f"framework {name}", found) if told and found in (ABSENT, UNTOLD) else found
 
 
 def python_items() -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """Seeds: read-only roots that are looked in after the root, such as one that came with a container image.
 
-``NODECACHE_SEEDS=/opt/seed:/site/seed``. Nothing is written there and no lock is taken. A hit needs no compiler: where
-none is on this node, the recipe is computed with what the compilers that built the entries said of themselves.
+``NODECACHE_SEEDS=/opt/seed:/site/seed``. Nothing is written there and no lock is taken. A hit needs no compiler and no
+CUDA toolkit, here and in the root: where this node has none, the recipe is computed with what the tools that built the
+entries said of themselves.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ def without_compiler(root: Root, spec: Spec, missing: ToolchainError) -> tuple[R
     """
     places = [root, *seeds()]
     recipes: list[Recipe] = []
-    for compiler in _compilers(places, spec):
-        recipe = Recipe(root, spec, compiler)
+    for compiler, told in _tools(places, spec):
+        try:
+            recipe = Recipe(root, spec, compiler, told)
+        except ToolchainError:  # not only a compiler is missing here, or that entry tells of none for CUDA
+            continue
         recipes.append(recipe)
         eyes = Eyes(recipe.roots, compiles=False)
         for place in places:
@@ -106,12 +110,15 @@ def without_compiler(root: Root, spec: Spec, missing: ToolchainError) -> tuple[R
     )
 
 
-def _compilers(places: list[Root], spec: Spec) -> list[Compiler]:
-    """The compilers that built entries of a spec's name, as they said they are."""
+_COMPILER = ("compiler", "compiler path", "compiler flags", "target", "linker", "dependency output")
+_CUDA = ("cuda compiler", "cuda architectures", "cuda native", "cuda host compiler", "framework cuda")
+
+
+def _tools(places: list[Root], spec: Spec) -> list[tuple[Compiler, dict[str, str]]]:
+    """The tools that built entries of a spec's name: the compiler as it said it is, and the items that tell of CUDA."""
     from nodecache.compiler import Compiler
 
-    found: dict[tuple[str, ...], Compiler] = {}
-    fields = ("compiler", "compiler path", "compiler flags", "target", "linker", "dependency output")
+    found: dict[tuple[str, ...], tuple[Compiler, dict[str, str]]] = {}
     for place in places:
         try:
             keys = sorted(os.listdir(place.at("entries")))
@@ -123,9 +130,10 @@ def _compilers(places: list[Root], spec: Spec) -> list[Compiler]:
                 if (manifest.get("name"), manifest.get("kind")) != (spec.name, spec.kind):
                     continue
                 items = {str(name): str(value) for name, value in manifest["items"]}
-                version, path, flags, target, linker, output = said = tuple(items[field] for field in fields)
+                version, path, flags, target, linker, output = said = tuple(items[field] for field in _COMPILER)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
+            told = {field: items[field] for field in _CUDA if field in items}
             answers = {
                 "program": path.split(" "),
                 "version": version.split("\n"),
@@ -136,7 +144,8 @@ def _compilers(places: list[Root], spec: Spec) -> list[Compiler]:
                 "link_deps": ["yes"] if "linker" in output else [],
                 "as_deps": ["yes"] if "assembler" in output else [],
             }
-            found.setdefault(said, Compiler([path], [flag for flag in flags.split("\n") if flag], answers))
+            compiler = Compiler([path], [flag for flag in flags.split("\n") if flag], answers)
+            found.setdefault((*said, *told.values()), (compiler, told))
     return list(found.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 
 import pytest
 
@@ -150,3 +151,93 @@ def test_a_hit_is_a_hit_where_nothing_may_be_built_and_zero_means_that_it_may(se
     assert start(load_program, "tiny", tiny(), env={"NODECACHE_NO_BUILD": "1"}).wait().json["role"] == "hit"
     env = {"NODECACHE_NO_BUILD": "0", "NODECACHE_SEEDS": ""}
     assert start(load_program, "tiny", tiny(), env=env).wait().json["role"] == "built"
+
+
+NVCC = """\
+#!/bin/sh
+[ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0' && exit
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --dependency-output) dependencies=$2; shift ;;
+        -c) source=$2; shift ;;
+        -o) target=$2; shift ;;
+        -I*) includes="$includes $1" ;;
+    esac
+    shift
+done
+exec g++ -fPIC -x c++ $includes -I@python@ -MD -MF "$dependencies" -c "$source" -o "$target"
+"""
+
+
+@pytest.fixture
+def toolkit(tmp_path, monkeypatch):
+    """A CUDA toolkit whose nvcc hands plain C++ to g++, in use through CUDA_HOME; no GPU."""
+    home = tmp_path / "cuda"
+    for name in ("bin", "include", "lib64"):
+        (home / name).mkdir(parents=True)
+    (home / "bin/nvcc").write_text(NVCC.replace("@python@", sysconfig.get_path("include")))
+    (home / "bin/nvcc").chmod(0o755)
+    (home / "include/cuda.h").write_text("#define CUDA 13\n")
+    (home / "include/cuda_runtime_api.h").write_text("#define CUDART 13\n")
+    (home / "lib64/libcudart.a").write_bytes(b"!<arch>\n")
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    return home
+
+
+@pytest.fixture
+def kernel(tiny):
+    """A CUDA source that reads a header of the toolkit."""
+    source = tiny("kernel", extra="#include <cuda.h>")
+    return source.rename(source.with_suffix(".cu"))
+
+
+NO_GPU = "import nodecache.cuda; nodecache.cuda._devices = lambda root: []\n"
+NO_NVCC = {"PATH": "/usr/bin:/bin", "CUDA_HOME": "/nowhere"}
+NO_TOOLS = {"PATH": "/nowhere", "CUDA_HOME": "/nowhere"}
+
+
+@pytest.fixture
+def built(toolkit, kernel, start, load_program):
+    """A CUDA entry in the root."""
+    result = start(load_program, "kernel", kernel, env={"CPATH": str(toolkit / "include")}).wait()
+    assert result.status == 0, result.err
+    return result.json
+
+
+def test_a_cuda_entry_of_the_root_is_a_hit_where_no_compiler_is(built, toolkit, kernel, start, load_program):
+    for missing in (NO_NVCC, NO_TOOLS, {**NO_TOOLS, "NODECACHE_NO_BUILD": "1"}):
+        env = {"CPATH": str(toolkit / "include"), "TORCH_CUDA_ARCH_LIST": "", **missing}
+        result = start(NO_GPU + load_program, "kernel", kernel, env=env).wait()
+        assert result.status == 0, result.err
+        assert (result.json["role"], result.json["key"]) == ("hit", built["key"])
+    result = start(load_program, "kernel", kernel, env={**env, "TORCH_CUDA_ARCH_LIST": "8.0"}).wait()
+    assert "NotBuilt: 'kernel' is not built" in result.err
+
+
+def test_a_cuda_entry_of_a_seed_is_a_hit_where_the_image_has_no_toolkit(
+    built, toolkit, kernel, root, tmp_path, start, load_program
+):
+    root.rename(tmp_path / "seed")
+    env = {"CPATH": str(toolkit / "include"), **NO_TOOLS, "NODECACHE_SEEDS": str(tmp_path / "seed")}
+    result = start(load_program, "kernel", kernel, env=env).wait()
+    assert result.status == 0, result.err
+    assert result.json["path"].startswith(f"{tmp_path}/seed/")
+    kernel.write_text(kernel.read_text().replace("a + b", "a - b"))
+    assert "ToolchainError: No C++ compiler is on PATH" in start(load_program, "kernel", kernel, env=env).wait().err
+
+
+def test_another_nvcc_than_the_entrys_is_no_hit_even_where_nothing_names_an_architecture(
+    built, toolkit, kernel, start, load_program
+):
+    nvcc = toolkit / "bin/nvcc"
+    nvcc.write_text(nvcc.read_text().replace("release 13.0", "release 14.0"))
+    env = {"CPATH": str(toolkit / "include"), "TORCH_CUDA_ARCH_LIST": ""}
+    assert "Set TORCH_CUDA_ARCH_LIST" in start(NO_GPU + load_program, "kernel", kernel, env=env).wait().err
+
+
+def test_an_entry_of_the_root_is_a_hit_without_a_compiler_and_without_any_variable(tiny, start, load_program):
+    built = start(load_program, "tiny", tiny()).wait().json
+    result = start(load_program, "tiny", tiny(), env={"PATH": "/nowhere"}).wait()
+    assert result.status == 0, result.err
+    assert (result.json["role"], result.json["key"]) == ("hit", built["key"])
