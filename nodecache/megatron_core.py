@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
+
+from nodecache.import_hook import after_import
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def install() -> None:
     if _UTILS in sys.modules:
         _replace_make(sys.modules[_UTILS])
     else:
-        sys.meta_path.insert(0, _UtilsFinder())
+        after_import(_UTILS, _replace_make)
 
 
 class _HelpersFinder(MetaPathFinder, Loader):
@@ -51,32 +53,6 @@ class _HelpersFinder(MetaPathFinder, Loader):
 
         # Importlib returns what sys.modules holds afterwards, so the helpers keep their own name and spec.
         sys.modules[module.__name__] = compile_helper()
-
-
-class _UtilsFinder(MetaPathFinder, Loader):
-    """First on ``sys.meta_path``: replaces ``compile_helpers`` once the module that defines it was imported."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002  # the protocol's
-        if fullname != _UTILS:
-            return None
-        found = PathFinder.find_spec(fullname, path)
-        if found is None or found.loader is None:
-            return None
-        self._loader = found.loader
-        found.loader = self
-        return found
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        _replace_make(module)
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
 
 
 def _replace_make(utils: ModuleType) -> None:

@@ -13,18 +13,17 @@ import functools
 import inspect
 import os
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import PathFinder
 
 from nodecache import torch as ours
 from nodecache.errors import ToolchainError
+from nodecache.import_hook import after_import, is_awaited
+from nodecache.spawned import cover
 from nodecache.torch_changes import Globals
 from nodecache.torch_folder import leave_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
+    from collections.abc import Callable
     from types import ModuleType, TracebackType
     from typing import Any
 
@@ -61,7 +60,8 @@ def install() -> bool:
     Raises:
         ToolchainError: torch is not installed.
 
-    Concurrency: call it once, before threads build; again is no error. Forked children inherit it, spawned ones do not.
+    Concurrency: call it once, before threads build; again is no error. Children of ``multiprocessing`` have it too,
+    whatever their start method; programs that this process starts do not.
     """
     return _install(fresh=False)
 
@@ -90,6 +90,7 @@ def _install(*, fresh: bool) -> bool:
         _put["_maybe_write"] = _write_atomically
     for name, function in _put.items():
         setattr(cpp_extension, name, function)
+    cover(_is_active)
     return True
 
 
@@ -243,37 +244,18 @@ def _write_atomically(filename: str, new_content: str) -> None:
     os.replace(temporary, filename)
 
 
-class _Hook(MetaPathFinder, Loader):
-    """Installs the patch when ``torch.utils.cpp_extension`` is imported, so that who never imports it pays nothing."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002  # the protocol's
-        if fullname != _TARGET:
-            return None
-        found = PathFinder.find_spec(fullname, path)
-        if found is not None:
-            self._loader = found.loader
-            found.loader = self
-        return found
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec) if self._loader else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        if self._loader is not None:
-            module.__loader__ = self._loader
-            if module.__spec__ is not None:
-                module.__spec__.loader = self._loader
-            self._loader.exec_module(module)
-        sys.meta_path.remove(self)
-        _install(fresh=True)
-
-
 def install_on_import() -> None:
     """Install the patch now if ``torch.utils.cpp_extension`` is imported, else when it is."""
     if _TARGET in sys.modules:
         install()
-    elif not any(isinstance(finder, _Hook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Hook())
+    elif not is_awaited(_TARGET):
+        after_import(_TARGET, lambda _: _install(fresh=True))
+        cover(_is_active)
+
+
+def _is_active() -> bool:
+    """Whether the patch is installed, or will be when torch's module is imported."""
+    return bool(_before) or is_awaited(_TARGET)
 
 
 def run(arguments: list[str]) -> None:

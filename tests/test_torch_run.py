@@ -109,6 +109,99 @@ def test_the_patch_comes_with_torch_and_leaves_its_module_as_it_was(python, prog
     assert python(*RUN, path).stdout == "True SourceFileLoader\n"
 
 
+SPAWNS = """\
+import multiprocessing, sys
+
+def build(_):
+    from torch.utils.cpp_extension import load
+    module = load("light", ["light.cpp"])
+    return getattr(module, "__nodecache__", None) and module.__nodecache__.role
+
+if __name__ == "__main__":
+    {before}
+    with multiprocessing.get_context("{method}").Pool(4) as pool:
+        print(sorted(pool.map(build, range(4), chunksize=1)))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("before", ["pass", "import torch.utils.cpp_extension"], ids=["without torch", "with torch"])
+def test_new_interpreters_of_multiprocessing_build_through_nodecache_too(
+    python, program, compiler, root, method, before
+):
+    program(LIGHT, "light.cpp")
+    done = python(*RUN, program(SPAWNS.format(method=method, before=before)))
+    assert done.returncode == 0, done.stderr
+    assert "built" in done.stdout
+    assert "None" not in done.stdout
+    assert compiler.compiles == 1
+
+
+GRANDCHILD = """\
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+def build(_):
+    from torch.utils.cpp_extension import load
+    return load("light", ["light.cpp"]).__nodecache__.role
+
+def spawned(function):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, 0).result()
+
+def child(_):
+    return spawned(build)
+
+if __name__ == "__main__":
+    print(spawned(child))
+"""
+
+
+def test_so_do_children_that_spawned_children_spawn(python, program):
+    program(LIGHT, "light.cpp")
+    done = python(*RUN, program(GRANDCHILD))
+    assert done.stdout == "built\n", done.stderr
+
+
+def test_children_of_a_program_without_the_patch_get_nothing(python, program):
+    path = program(
+        "import multiprocessing, sys\n"
+        "import nodecache.torch\n"
+        "def loaded(_):\n"
+        "    return [name for name in ('nodecache.patch', 'nodecache') if name in sys.modules]\n"
+        "if __name__ == '__main__':\n"
+        "    nodecache.torch.install()\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(loaded, [0]))\n"
+        "    nodecache.torch.uninstall()\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(loaded, [0]))\n"
+    )
+    done = python(path)
+    assert done.stdout == "[['nodecache.patch', 'nodecache']]\n[['nodecache']]\n", done.stderr
+
+
+def test_a_child_that_cannot_import_nodecache_says_so_and_goes_on(python, program, tmp_path):
+    """Its interpreter is another one, set by ``multiprocessing.set_executable``."""
+    path = program(
+        "import multiprocessing, sys\n"
+        "def work(_):\n"
+        "    return 'worked'\n"
+        "if __name__ == '__main__':\n"
+        "    import nodecache.spawned\n"
+        f"    nodecache.spawned.__file__ = {str(tmp_path / 'nowhere/nodecache/spawned.py')!r}\n"
+        "    multiprocessing.set_executable(sys.argv[1])\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(work, [0]))\n"
+    )
+    other = tmp_path / "other-python"
+    other.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S "$@"\n')
+    other.chmod(0o755)
+    done = python(*RUN, path, other)
+    assert done.stdout == "['worked']\n", done.stderr
+    assert "nodecache: torch builds for itself in this child process: No module named 'nodecache'" in done.stderr
+
+
 def test_spawned_children_are_covered_by_a_call_at_the_top_of_the_program(python, program):
     program(LIGHT, "light.cpp")
     path = program(
