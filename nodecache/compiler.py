@@ -14,6 +14,7 @@ import time
 
 from nodecache.digest import digest_bytes, digest_items, read_own
 from nodecache.errors import RootError, ToolchainError, of_the_kernel
+from nodecache.inputs import stamp
 from nodecache.root import Root, make_folder, replace_file
 from nodecache.spec import split_words
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 PATIENCE = 3.0
 """Seconds for which a process waits for what another one is asking."""
 
-_HEAD = b"nodecache-tool 3"
+_HEAD = b"nodecache-tool 4"
 # Variables that make a compiler another one.
 _CHANGES_IT = ("GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS")
 # Variables that add search folders or make the compiler write files: not part of what it is by itself.
@@ -52,12 +53,26 @@ class Compiler:
         target: the machine it compiles for.
         own: folders whose headers and libraries are its own; its version answers for them.
         system: other folders that it searches by itself, such as ``/usr/include``.
+        header_folders, library_folders: those of ``system`` with headers, and with libraries, in the order of search.
         linker: the linker's version line.
         link_deps: whether the linker can write down what it read.
         as_deps: whether the assembler can (``.incbin`` shows nowhere else).
     """
 
-    __slots__ = ("as_deps", "command", "link_deps", "linker", "own", "programs", "system", "target", "version", "words")
+    __slots__ = (
+        "as_deps",
+        "command",
+        "header_folders",
+        "library_folders",
+        "link_deps",
+        "linker",
+        "own",
+        "programs",
+        "system",
+        "target",
+        "version",
+        "words",
+    )
 
     def __init__(self, command: list[str], words: list[str], said: dict[str, list[str]]) -> None:
         self.command = command
@@ -67,6 +82,8 @@ class Compiler:
         self.target = said["target"][0]
         self.own = tuple(said["own"])
         self.system = tuple(said["system"])
+        self.header_folders = tuple(said["headers"])
+        self.library_folders = tuple(said["libraries"])
         self.linker = said["linker"][0]
         self.link_deps = said["link_deps"] == ["yes"]
         self.as_deps = said["as_deps"] == ["yes"]
@@ -219,14 +236,12 @@ def _path_digest() -> str:
 
 
 def _print(path: str, status: os.stat_result) -> str:
-    """What changes when a program is replaced."""
-    print_ = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-    if status.st_mtime_ns == status.st_ctime_ns and status.st_mtime_ns % 10**9 == 0:
-        # An image's file system, which has no time of change of its own; its modification times may all be one value.
-        # A program's first block tells which build it is.
+    """What changes when a program is replaced; its first block, which tells the build, where the status may not."""
+    times = stamp(path, status)
+    if not times:
         with open(path, "rb") as file:
-            print_ += f" {digest_bytes(file.read(4096))}"
-    return print_
+            times = digest_bytes(file.read(4096))
+    return f"{status.st_size} {times}"
 
 
 def _fingerprint(path: str) -> str:
@@ -273,6 +288,8 @@ _FIELDS = (
     "target",
     "own",
     "system",
+    "headers",
+    "libraries",
     "linker",
     "linker path",
     "link_deps",
@@ -374,7 +391,8 @@ class _Questions:
         target = next(
             (line[8:].strip() for line in verbose.splitlines() if line.startswith("Target: ")), os.uname().machine
         )
-        own, system = _search_folders(verbose)
+        headers, libraries = _search_folders(verbose)
+        everywhere = list(dict.fromkeys([*headers, *libraries]))
         path = self._linker(linker)
         line = (path and self._output([path, "--version"]).strip().partition("\n")[0]) or "unknown"
         link_deps = path is not None and "--dependency-file" in self._output([path, "--help"])
@@ -387,8 +405,10 @@ class _Questions:
             "program": [os.path.realpath(path) for path in found],
             "version": version.strip().splitlines(),
             "target": [target],
-            "own": own,
-            "system": system,
+            "own": [folder for folder in everywhere if _is_its_own(folder)],
+            "system": [folder for folder in everywhere if not _is_its_own(folder)],
+            "headers": [folder for folder in headers if not _is_its_own(folder)],
+            "libraries": [folder for folder in libraries if not _is_its_own(folder)],
             "linker": [line],
             "linker path": [path] if path else [],
             "link_deps": ["yes" if link_deps else "no"],
@@ -444,9 +464,9 @@ def _is_wrapper(path: str) -> bool:
 
 
 def _search_folders(verbose: str) -> tuple[list[str], list[str]]:
-    """Split the folders that the compiler searches by itself into its own and the system's."""
-    own: list[str] = []
-    system: list[str] = []
+    """The folders that the compiler searches by itself for headers and for libraries, in its order."""
+    headers: dict[str, None] = {}
+    libraries: dict[str, None] = {}
     listing = False
     for line in verbose.splitlines():
         if line.startswith(("#include <...>", '#include "..."')):
@@ -454,15 +474,11 @@ def _search_folders(verbose: str) -> tuple[list[str], list[str]]:
         elif line.startswith("End of search list"):
             listing = False
         elif listing and line.startswith(" "):
-            _sort_folder(line.strip().removesuffix(" (framework directory)"), own, system)
+            headers[os.path.realpath(line.strip().removesuffix(" (framework directory)"))] = None
         elif line.startswith("LIBRARY_PATH="):
-            for folder in line.partition("=")[2].split(":"):
-                _sort_folder(folder, own, system)
-    return own, system
+            libraries.update((os.path.realpath(folder), None) for folder in line.partition("=")[2].split(":") if folder)
+    return [folder for folder in headers if os.path.isdir(folder)], [each for each in libraries if os.path.isdir(each)]
 
 
-def _sort_folder(folder: str, own: list[str], system: list[str]) -> None:
-    place = os.path.realpath(folder)
-    kind = own if {"c++", "gcc", "clang"} & set(place.split("/")) else system
-    if os.path.isdir(place) and place not in kind:
-        kind.append(place)
+def _is_its_own(folder: str) -> bool:
+    return bool({"c++", "gcc", "clang"} & set(folder.split("/")))

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nodecache.inputs import Eyes
 
-_HEAD = b"nodecache-index 3"
+_HEAD = b"nodecache-index 4"
 DAY = 86400.0
 """Seconds after which a use is noted anew."""
 

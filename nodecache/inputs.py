@@ -8,8 +8,9 @@ The compiler's own dependency output tells; the sorts are:
   still be absent; the folder is only listed where its time has changed.
 - *package*: torch, pybind11 or the CUDA toolkit, covered by its identity.
 - *system*: everything below the folders that the compiler searches by itself, such as ``/usr/include`` (not
-  ``/usr/local``, where people put headers of their own). Contents count, but they are only read where one of their
-  folders has changed since the last look.
+  ``/usr/local``, where people put headers of their own). Contents count, but they are only read where a guarded folder
+  has changed since the last look: one that holds such a file or a link on the way to it, or is searched before it. No
+  file may then have appeared that would be found before one that was read (:class:`SearchOrder`).
 - the compiler's and Python's own headers are covered by the recipe.
 
 Where a file lies is said relative to the recipe's numbered roots, so the same inputs in another checkout are the same.
@@ -23,11 +24,54 @@ import time
 from nodecache.digest import digest_file, digest_items
 from nodecache.packages import ABSENT, UNTOLD, identity
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 _TICKS = 50_000_000  # ns; five ticks of the slowest kernel clock
 BIG = 1 << 20
 """Bytes from which a file is only digested anew when its status has changed."""
 LIBRARIES = 1000
 """Rank from which a root is a folder of libraries; below it, one of headers, in the order of search."""
+
+
+class SearchOrder:
+    """Where the tools look by themselves for headers and libraries, in their order.
+
+    Attributes:
+        headers: folders of headers.
+        libraries: folders of libraries.
+        known: paths that come before a file that was read and were there all the same: a header that includes the next
+            one of its own name, as compilers' own do.
+    """
+
+    __slots__ = ("headers", "known", "libraries")
+
+    def __init__(self, headers: Sequence[str] = (), libraries: Sequence[str] = (), known: Sequence[str] = ()) -> None:
+        self.headers = tuple(headers)
+        self.libraries = tuple(libraries)
+        self.known = frozenset(known)
+
+    def before(self, paths: Iterable[str]) -> list[str]:
+        """The places where something would be found before one of ``paths``."""
+        real: dict[str, str] = {}
+        places: dict[str, None] = {}
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            if folder not in real:
+                real[folder] = os.path.realpath(folder)
+            file = f"{real[folder]}/{name}"
+            library = name.endswith((".a", ".so")) and name.startswith("lib")
+            searched = self.libraries if library else self.headers
+            within = max((each for each in searched if file.startswith(f"{each}/")), key=len, default=None)
+            if within is None:
+                continue
+            relative = file[len(within) + 1 :]
+            earlier = searched[: searched.index(within)]
+            places.update(dict.fromkeys(f"{each}/{relative}" for each in earlier))
+            if library and name.endswith(".a"):
+                places.update(dict.fromkeys(f"{each}/{relative[:-2]}.so" for each in (*earlier, within)))
+        return [place for place in places if place not in self.known]
 
 
 class Inputs:
@@ -38,13 +82,14 @@ class Inputs:
         shadows: places that must be absent.
         veils: ``(root number, stamp, names)`` that must be absent from a root.
         packages: ``(name, identity)``.
-        system: ``(absolute path, digest)``.
+        system: ``(absolute path as the tools spell it, digest)``.
+        order: where the tools search by themselves for the files of ``system``.
         folders: ``(absolute path, stamp)`` of the folders of ``system``: a guard, not part of the key. See
             :func:`folder_stamp`.
         seen: by place, how the status of a big file looked when it was digested: a guard likewise.
     """
 
-    __slots__ = ("_system", "_system_lines", "files", "folders", "packages", "seen", "shadows", "veils")
+    __slots__ = ("_system", "_system_lines", "files", "folders", "order", "packages", "seen", "shadows", "veils")
 
     def __init__(self) -> None:
         self.files: list[tuple[str, str]] = []
@@ -53,6 +98,7 @@ class Inputs:
         self.packages: list[tuple[str, str]] = []
         self.folders: list[tuple[str, str]] = []
         self.seen: dict[str, str] = {}
+        self.order = SearchOrder()
         self._system: list[tuple[str, str]] = []
         self._system_lines: list[str] = []
 
@@ -60,15 +106,25 @@ class Inputs:
     def system(self) -> list[tuple[str, str]]:
         """Hundreds, of which a hit needs none: their lines are only read when asked for."""
         if self._system_lines:
+            order: dict[str, list[str]] = {"headers": [], "libraries": [], "known": []}
             for line in self._system_lines:
-                digest, _, path = line.partition("\t")[2].partition("\t")
-                self._system.append((unquote(path), digest))
+                sort, _, rest = line.partition("\t")
+                first, _, second = rest.partition("\t")
+                if sort == "system":
+                    self._system.append((unquote(second), first))
+                elif sort in order:
+                    order[sort].append(unquote(first))
             self._system_lines = []
+            self.order = SearchOrder(order["headers"], order["libraries"], order["known"])
         return self._system
 
     @system.setter
     def system(self, value: list[tuple[str, str]]) -> None:
         self._system, self._system_lines = value, []
+
+    def searched(self) -> list[str]:
+        """Paths of the files that the tools found by searching where they search by themselves."""
+        return [path for path, _ in self.system] + [place for place, _ in self.files if place[:1] == "/"]
 
     def key(self, recipe: str) -> str:
         """The key of what a recipe makes of these inputs."""
@@ -86,7 +142,10 @@ class Inputs:
             *(f"package\t{digest}\t{name}" for name, digest in self.packages),
             *(f"folder\t{stamp}\t{quote(path)}" for path, stamp in self.folders),
             *(f"seen\t{print_}\t{quote(place)}" for place, print_ in self.seen.items()),
-            *(f"system\t{digest}\t{quote(path)}" for path, digest in self.system),  # the last, see parse
+            *(f"system\t{digest}\t{quote(path)}" for path, digest in self.system),  # from here on: see parse
+            *(f"headers\t{quote(folder)}" for folder in self.order.headers),
+            *(f"libraries\t{quote(folder)}" for folder in self.order.libraries),
+            *(f"known\t{quote(path)}" for path in sorted(self.order.known)),
         ]
 
     @classmethod
@@ -100,7 +159,7 @@ class Inputs:
         for at, line in enumerate(lines):
             sort, _, rest = line.partition("\t")
             first, _, second = rest.partition("\t")
-            if sort == "system":  # by far the most, and the last
+            if sort in ("system", "headers"):  # by far the most, and the last
                 found._system_lines = lines[at:]
                 break
             if sort == "file":
@@ -226,6 +285,8 @@ class Eyes:
             if folders != inputs.folders or not all(stamp for _, stamp in folders):
                 if not all(self._is_system(path, digest) for path, digest in inputs.system):
                     return None
+                if self._compiles and any(map(os.path.lexists, inputs.order.before(inputs.searched()))):
+                    return None
                 renewed = folders != inputs.folders
                 inputs.folders = folders
                 return renewed or seen != inputs.seen
@@ -245,37 +306,47 @@ def folder_stamp(folder: str) -> str:
         :data:`UNKNOWN` where an unchanged status proves nothing (:func:`stamp`); ``-`` where there is no such folder.
     """
     try:
-        status = os.stat(folder)
+        return stamp(folder, os.stat(folder))
     except OSError:
         return "-"
-    return stamp(status)
 
 
-def stamp(status: os.stat_result) -> str:
+def stamp(path: str, status: os.stat_result) -> str:
     """What of a status changes with the content, and cannot be set back: both times and the inode.
 
     The time of modification alone proves nothing: images are made with all of them set to one value (ostree, Nix,
-    SOURCE_DATE_EPOCH), and anybody may restore it. The time of change cannot be set. The device is left out: it differs
-    between two containers of one image, and two folders with the same inode and time of change are copies of one image.
+    SOURCE_DATE_EPOCH), and anybody may restore it. A kernel's time of change cannot be set. The device is left out: it
+    differs between two containers of one image.
 
     Returns:
-        :data:`UNKNOWN` within one tick of the kernel's clock, where two changes look alike; and where the file system
-        shows no time of change of its own, as squashfs and others that only hold images do: both times are then the
-        same whole second.
+        :data:`UNKNOWN` within one tick of the kernel's clock, where two changes look alike; and for what an image was
+        made with, on a file system that cannot be written to: squashfs has no time of change of its own.
     """
     modified, changed = status.st_mtime_ns, status.st_ctime_ns
-    if (modified == changed and changed % 10**9 == 0) or max(modified, changed) >= time.time_ns() - _TICKS:
+    if max(modified, changed) >= time.time_ns() - _TICKS:
         return UNKNOWN
-    return f"{modified}.{changed}.{status.st_ino}"
+    times = f"{modified}.{changed}.{status.st_ino}"
+    if changed % 10**9:
+        return times
+    # A whole second: no kernel, but the tool that made the image wrote this time. Another image has another identity.
+    if status.st_dev not in _file_systems:
+        file_system = os.statvfs(path)
+        _file_systems[status.st_dev] = "" if file_system.f_flag & os.ST_RDONLY else f"{file_system.f_fsid:x}"
+    image = _file_systems[status.st_dev]
+    return f"{times}.{image}" if image else UNKNOWN
+
+
+_file_systems: dict[int, str] = {}
+"""By device, the identity of a file system that can be written to; empty for others."""
 
 
 def status_print(path: str) -> str:
     """What of a file's status changes with its content; :data:`UNKNOWN` where an unchanged one proves nothing."""
     try:
         status = os.stat(path)
+        times = stamp(path, status)
     except OSError:
         return UNKNOWN
-    times = stamp(status)
     return times and f"{status.st_size}.{times}.{status.st_dev}"
 
 

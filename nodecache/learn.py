@@ -6,7 +6,7 @@ import os
 import stat
 
 from nodecache.digest import digest_file
-from nodecache.inputs import BIG, LIBRARIES, Eyes, Inputs, folder_stamp, status_print
+from nodecache.inputs import BIG, LIBRARIES, Eyes, Inputs, SearchOrder, folder_stamp, status_print
 from nodecache.packages import COVERED, identity, locate
 
 TYPE_CHECKING = False
@@ -81,8 +81,9 @@ def learn(
             if _is_as_new(path, began):
                 late[path] = "changed"
             if _below(real, system) and not _below(real, [_LOCAL]):
-                folders.setdefault(os.path.dirname(real), folder_stamp(os.path.dirname(real)))
-                found.system.append((real, digest_file(real)))
+                for folder in folders_on_the_way(path):
+                    folders.setdefault(folder, folder_stamp(folder))
+                found.system.append((path, digest_file(path)))
                 continue
             place, before = _place(recipe, path, linked=path in linked)
             if os.path.getsize(path) >= BIG:
@@ -97,12 +98,27 @@ def learn(
                 found.shadows.append(shadow)
             elif _is_as_new(spot, began):
                 late[spot] = "appeared"
-    found.veils, appeared = _veils(recipe, names, began)
-    late.update(dict.fromkeys(appeared, "appeared"))
+    found.veils, hiding = _veils(recipe, names, began)
+    late.update(dict.fromkeys(hiding, "appeared"))
     found.packages = [(name, identity(name)) for name in sorted(used)]
     found.system = sorted(set(found.system))
+    found.order, appeared = _search_order(recipe, found, folders, began)
+    late.update(dict.fromkeys(appeared, "appeared"))
     found.folders = sorted(folders.items())
     return found, late
+
+
+def _search_order(
+    recipe: Recipe, found: Inputs, folders: dict[str, str], began: Began
+) -> tuple[SearchOrder, list[str]]:
+    """Where the tools search by themselves, and what appeared there; adds guards of those places to ``folders``."""
+    order = SearchOrder(recipe.compiler.header_folders, recipe.compiler.library_folders)
+    before = order.before(found.searched())
+    for folder in {_nearest_folder(place) for place in before}:
+        folders.setdefault(folder, folder_stamp(folder))
+    there = [place for place in before if os.path.lexists(place)]
+    appeared = [place for place in there if _is_as_new(place, began)]
+    return SearchOrder(order.headers, order.libraries, there), appeared
 
 
 def _veils(recipe: Recipe, names: set[str], began: Began) -> tuple[list[tuple[int, str, list[str]]], list[str]]:
@@ -138,6 +154,34 @@ def _place(recipe: Recipe, path: str, *, linked: bool) -> tuple[str, list[str]]:
     if relative.endswith(".a"):
         shadows += [f"{other}:{relative[:-2]}.so" for other in (number, *before)]
     return f"{number}:{relative}", shadows
+
+
+def folders_on_the_way(path: str) -> list[str]:
+    """The folders whose names decide where a path leads: that of the file, and those of the links on the way to it."""
+    found = []
+    todo = [part for part in path.split("/") if part]
+    at = "/"
+    for _ in range(1000):  # the kernel follows forty links; a path has at most some hundred parts besides
+        if not todo:
+            break
+        part = todo.pop(0)
+        step = os.path.dirname(at) if part == ".." else os.path.join(at, part)
+        if part not in (".", "..") and os.path.islink(step):
+            found.append(at)
+            target = os.readlink(step)
+            todo = [*(part for part in target.split("/") if part), *todo]
+            at = "/" if target[:1] == "/" else at
+        elif part != ".":
+            at = step
+    return [*found, os.path.dirname(at)]
+
+
+def _nearest_folder(path: str) -> str:
+    """The folder that must change before ``path`` can appear."""
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _is_as_new(path: str, began: Began) -> bool:

@@ -98,7 +98,7 @@ def plan(spec: Spec, recipe: Recipe, staging: Staging) -> list[Step]:
                 *maps,
                 *defines,
                 *framework.cflags,
-                *("-fPIC", *_own_variables(spec, recipe), "-iquote", folder),
+                *("-fPIC", *_gcc_flags(spec, recipe), "-iquote", folder),
                 *recipe.cflags,
                 *search,
                 *([f"-Wa,--MD,obj/{number}.as.d"] if recipe.compiler.as_deps else []),
@@ -130,14 +130,16 @@ def _signal_watch(recipe: Recipe) -> list[str]:
     return ["-wrapper", f"sh,{WATCH}"]
 
 
-def _own_variables(spec: Spec, recipe: Recipe) -> list[str]:
-    """Flags that give each module inline variables of its own.
+def _gcc_flags(spec: Spec, recipe: Recipe) -> list[str]:
+    """Flags that only GCC needs.
 
-    GCC marks them unique in the process, so an edited module would get those of the module from before the edit, with
-    their old values. Torch's headers rely on that mark to share theirs with its libraries.
+    It writes down system headers by the file that a link leads to, where that name is shorter, and so hides the link.
+    It also marks inline variables as unique in the process, so an edited module would get those of the module from
+    before the edit, with their old values. Torch's headers rely on that mark to share theirs with its libraries.
     """
-    is_gcc = "Free Software Foundation" in recipe.compiler.version
-    return ["-fno-gnu-unique"] if is_gcc and "torch" not in spec.frameworks else []
+    if "Free Software Foundation" not in recipe.compiler.version:
+        return []
+    return ["-fno-canonical-system-headers", *([] if "torch" in spec.frameworks else ["-fno-gnu-unique"])]
 
 
 def _search_flags(spec: Spec) -> list[str]:

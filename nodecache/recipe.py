@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nodecache.root import Root
     from nodecache.spec import Spec
 
-FORMAT = "3"
+FORMAT = "4"
 # Read by compilers, linkers and nvcc without showing in any command line.
 ENVIRONMENT = (
     "GCC_EXEC_PREFIX",

@@ -141,6 +141,8 @@ def _tools(places: list[Root], spec: Spec) -> list[tuple[Compiler, dict[str, str
                 "linker": [linker],
                 "own": [],
                 "system": [],
+                "headers": [],
+                "libraries": [],
                 "link_deps": ["yes"] if "linker" in output else [],
                 "as_deps": ["yes"] if "assembler" in output else [],
             }

@@ -67,6 +67,69 @@ print(module.add(0, 0), module.__nodecache__.role)
 """
 
 
+SYSTEM_CHANGES = """\
+import os, pathlib, subprocess, sys
+source, change, upper = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "none", upper], check=True)
+os.mkdir(upper + "/new"), os.mkdir(upper + "/work")
+folders = f"lowerdir=/usr,upperdir={upper}/new,workdir={upper}/work"
+subprocess.run(["mount", "-t", "overlay", "none", "-o", folders, "/usr"], check=True)
+multiarch = subprocess.run(["c++", "-print-multiarch"], check=True, capture_output=True, text=True).stdout.strip()
+include = pathlib.Path("/usr/include")
+def header(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#define VALUE {value}\\n")
+    os.utime(path, (1, 1))
+    os.utime(path.parent, (1, 1))
+def link(path, target):
+    path.with_name("new").symlink_to(target)
+    path.with_name("new").rename(path)
+    os.utime(path.parent, (1, 1))
+before, after = {
+    "a link in the system's folder leads to another header":
+        (lambda: (header(include / "v1.h", 1), header(include / "v2.h", 2), link(include / "seen.h", "v1.h")),
+         lambda: link(include / "seen.h", "v2.h")),
+    "a linked folder leads elsewhere":
+        (lambda: (header(include / "one/seen.h", 1), header(include / "two/seen.h", 2), link(include / "sub", "one"),
+                  (include / "seen.h").write_text("#include <sub/seen.h>\\n")),
+         lambda: link(include / "sub", "two")),
+    "a header appears in a folder that is searched before":
+        (lambda: header(include / "seen.h", 1), lambda: header(include / multiarch / "seen.h", 2)),
+    "a header is installed below /usr/local":
+        (lambda: header(include / "seen.h", 1), lambda: header(pathlib.Path("/usr/local/include/seen.h"), 2)),
+    "a header appears in a subfolder that is there already":
+        (lambda: (header(include / "sub/deep.h", 1), header(include / multiarch / "sub/other.h", 3),
+                  (include / "seen.h").write_text("#include <sub/deep.h>\\n")),
+         lambda: header(include / multiarch / "sub/deep.h", 2)),
+}[change]
+before()
+load = "import sys, nodecache; m = nodecache.load('tiny', sys.argv[1:]); print(m.add(0, 0), m.__nodecache__.role)"
+for step in (None, None, after, None):
+    if step:
+        step()
+    subprocess.run([sys.executable, "-c", load, source], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "a link in the system's folder leads to another header",
+        "a linked folder leads elsewhere",
+        "a header appears in a folder that is searched before",
+        "a header is installed below /usr/local",
+        "a header appears in a subfolder that is there already",
+    ],
+)
+def test_a_change_of_what_the_compiler_finds_by_itself_is_a_miss(change, tiny, start, tmp_path):
+    """Package managers, update-alternatives and `make install` do this; here with modification times set back."""
+    source = tiny(expression="VALUE", extra="#include <seen.h>")
+    (tmp_path / "upper").mkdir()
+    namespace = ("unshare", "--mount", "--propagation", "private")
+    ended = start(SYSTEM_CHANGES, source, change, tmp_path / "upper", prefix=namespace).wait(100)
+    assert ended.out.splitlines() == ["1 built", "1 hit", "2 built", "2 hit"], ended.err
+
+
 def test_system_headers_of_another_image_are_told_apart_by_content(tiny, start, tmp_path):
     """Two images over one cache root, made with all modification times set to 1: each gets its own header's module."""
     source = tiny(expression="VALUE", extra="#include <protocols/adv.h>")
@@ -366,7 +429,9 @@ def test_a_header_with_an_odd_name_counts(tiny, compiler, tmp_path):
 def test_a_directorys_header_below_usr_local_is_the_users(tmp_path):
     """People install their own there, in place; a change of its content must show."""
 
-    compiler = SimpleNamespace(own=(), system=("/usr/local/include", "/usr/include"))
+    compiler = SimpleNamespace(
+        own=(), system=("/usr/local/include", "/usr/include"), header_folders=(), library_folders=()
+    )
     known = SimpleNamespace(roots=[], ranks=[], compiler=compiler)
     here = next((str(p) for p in Path("/usr/local").rglob("*") if p.is_file() and not p.is_symlink()), None)
     if here is None:
