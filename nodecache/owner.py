@@ -16,6 +16,8 @@ _HEAD = b"nodecache-owner 1"
 _LIMIT = 1 << 16
 _PID_LIMIT = 1 << 31
 _NUMBER = (int, type(None))
+_DEAD = (b"Z", b"X")
+_STOPPED = (b"T", b"t")
 _KINDS: dict[str, tuple[type, ...]] = {
     "pid": (int,),
     "start": (int,),
@@ -180,14 +182,20 @@ def start_ticks(pid: int | str) -> int:
     Raises:
         ProcessLookupError: there is no such process in this PID namespace, or it is dead and waits to be reaped.
     """
+    letter, start = _stat(pid)
+    if letter in _DEAD:
+        raise ProcessLookupError(pid)
+    return start
+
+
+def _stat(pid: int | str) -> tuple[bytes, int]:
+    """State and start of a process, from /proc; ProcessLookupError where it shows none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessLookupError(pid) from error
-    if fields[0] in (b"Z", b"X"):
-        raise ProcessLookupError(pid)
-    return int(fields[19])
+    return fields[0], int(fields[19])
 
 
 def namespaces() -> str:
@@ -212,27 +220,35 @@ def _can_see() -> bool:
 def state(owner: Owner) -> str:
     """What can be told of the owner: ``running``, ``stopped``, ``dead`` or ``unknown``.
 
-    ``dead`` is proof: another boot of the same host, or, in the same PID namespace, no process of that number and
-    start. ``unknown`` says that it runs where this process cannot see.
+    ``dead`` is proof: in the same boot and PID namespace, no process has that number and start. ``unknown`` says that
+    it cannot be seen from here. A host's name proves nothing, because two machines may share it.
     """
-    import psutil
-
     from nodecache.launchers import node
 
-    here = node()
-    if owner.host == here.hostname and owner.boot_id != here.boot_id:
-        return "dead"
-    if owner.boot_id != here.boot_id or owner.pidns != namespaces() or not _can_see():
+    boot_id, mine = node().boot_id, namespaces()
+    # Where /proc does not tell the boot or the PID namespace, two processes that agree on it may still be strangers.
+    if not boot_id or mine.startswith("-") or owner.boot_id != boot_id or owner.pidns != mine or not _can_see():
         return "unknown"
     try:
-        if start_ticks(owner.pid) != owner.start:
-            return "dead"
-        status = psutil.Process(owner.pid).status()
-    except (ProcessLookupError, psutil.NoSuchProcess):
-        return "dead"
-    except (OSError, psutil.AccessDenied):
+        letter, start = _stat(owner.pid)
+    except ProcessLookupError:
+        return "dead" if _is_gone(owner.pid) else "unknown"
+    except OSError:
         return "unknown"
-    return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
+    if start != owner.start or letter in _DEAD:
+        return "dead"
+    return "stopped" if letter in _STOPPED else "running"
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether the kernel has no such process: /proc hides other users' (hidepid), a signal's answer does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is there, and another user's
+        pass
+    return False
 
 
 def lives(owner: Owner) -> bool:

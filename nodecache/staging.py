@@ -129,8 +129,7 @@ def sweep(root: Root, succeeded: Owner | None = None) -> list[str]:
     host, boot = _node_tag().split("-")
     for name in _names(place):
         found = _NAME.fullmatch(name)
-        # Locks reach within this kernel, other containers included; an earlier boot of this host holds none.
-        if found is None or (found["host"] != host and found["boot"] != boot):
+        if found is None or not _reaches(place, own=found["boot"] == boot, same_host=found["host"] == host):
             continue
         if _sweep_one(f"{place}/{name}", known=succeeded is not None and found["attempt"] == succeeded.attempt):
             dead.append(found["mark"])
@@ -140,6 +139,18 @@ def sweep(root: Root, succeeded: Owner | None = None) -> list[str]:
             if name.partition(".")[2] in dead:
                 _remove_tree(f"{place}/{name}")
     return dead
+
+
+def _reaches(place: str, *, own: bool, same_host: bool) -> bool:
+    """Whether a free lock proves that a builder is dead: in this boot, or on a disk that only this kernel has mounted.
+
+    Two machines may have one name, and share a file system that keeps their locks apart.
+    """
+    from nodecache.launchers import node
+
+    if own and node().boot_id:
+        return True
+    return same_host and lock.file_system(place) in lock.LOCAL
 
 
 def _names(folder: str) -> list[str]:

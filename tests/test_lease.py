@@ -551,7 +551,7 @@ def test_a_record_comes_back_as_it_was_and_longer_garbage_behind_it_does_not_cou
     [
         ({}, "running"),
         ({"start": 1}, "dead"),  # the number was given to another process
-        ({"boot_id": "before"}, "dead"),
+        ({"boot_id": "before"}, "unknown"),  # another machine may have the same hostname
         ({"boot_id": "before", "host": "elsewhere"}, "unknown"),
         ({"pidns": "1.1"}, "unknown"),
         ({"pid": (1 << 22) + 1}, "dead"),
@@ -562,6 +562,45 @@ def test_a_record_comes_back_as_it_was_and_longer_garbage_behind_it_does_not_cou
 )
 def test_only_proof_makes_an_owner_dead(fields, state):
     assert owner.state(record(**fields)) == state
+
+
+ONLOOKER = """
+import os, sys
+from nodecache import launchers, owner
+launchers.node()
+living, gone = [owner.decode(bytes.fromhex(line)) for line in sys.stdin.read().split()]
+uid = int(sys.argv[1])
+os.setgroups([])  # group 0 sees everybody, whatever hidepid says
+os.setgid(uid)
+os.setuid(uid)
+print(owner.state(living), owner.state(gone))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount", "uid", "states"),
+    [
+        ("-t proc -o hidepid=2 proc", 65534, ["unknown", "dead"]),
+        ("-t proc -o subset=pid proc", 0, ["unknown", "unknown"]),
+        ("-t tmpfs tmpfs", 0, ["unknown", "unknown"]),
+    ],
+    ids=["hidepid", "subset=pid", "no /proc"],
+)
+def test_a_living_owner_that_proc_does_not_show_is_not_called_dead(mount, uid, states):
+    """Right is "unknown", unless the kernel itself says that there is no such process."""
+    needs_namespaces()
+    said = subprocess.run(
+        [
+            *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+            f'mount {mount} /proc && exec "$0" "$@"',
+            *(sys.executable, "-c", ONLOOKER, str(uid)),
+        ],
+        input=f"{record().encode().hex()} {record(pid=(1 << 22) + 1).encode().hex()}".encode(),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert said.stdout.decode().split() == states, said.stderr
 
 
 def test_a_dead_child_that_nobody_has_reaped_is_dead():
