@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodecache import lease, lock, owner, softlease
+from nodecache import lease, lock, owner, softlease, staging
 from nodecache.root import ensure_folders, open_root
 from tests import lease_checks
 from tests.lease_checks import SAY_WHEN_WAITING, SOFT, Watch, damaged, exists, names, nothing_is_left
@@ -601,6 +602,30 @@ def test_a_living_owner_that_proc_does_not_show_is_not_called_dead(mount, uid, s
         timeout=60,
     )
     assert said.stdout.decode().split() == states, said.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "locked", "stays"),
+    [("nfs4", False, True), ("fuse.sshfs", False, True), ("ext4", True, True), ("ext4", False, False)],
+)
+def test_staging_with_another_boots_name_is_swept_only_where_a_free_lock_proves_death(
+    kind, locked, stays, root, monkeypatch
+):
+    """Two machines may share a hostname and a file system that keeps their locks apart."""
+    made = staging.create(open_root(), "0123456789abcdef")
+    try:
+        host, _, rest = os.path.basename(made.path).partition("-")
+        path = root / "staging" / f"{host}-00000000{rest[8:]}"
+        os.rename(made.path, path)
+        if not locked:  # as seen from a machine that the lock does not reach
+            fcntl.flock(made._fd, fcntl.LOCK_UN)
+        (path / "lock").write_bytes(record(boot_id="another machine's").encode())
+        monkeypatch.setattr(lock, "_kinds", {})
+        monkeypatch.setattr(lock, "file_system", lambda _: kind)
+        staging.sweep(open_root())
+        assert path.exists() == stays
+    finally:
+        made.remove()
 
 
 def test_a_dead_child_that_nobody_has_reaped_is_dead():
