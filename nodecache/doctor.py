@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodecache import lock, status
+from nodecache import libstdcxx, lock, status
 from nodecache.compiler import find_compiler, run_tool, which
 from nodecache.contents import entries
 from nodecache.cuda import architectures
@@ -27,6 +27,8 @@ from nodecache.tables import count, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from nodecache.compiler import Compiler
 
 GOOD, NOTE, WRONG = "good", "note", "wrong"
 LOCK_SECONDS = 10.0
@@ -102,12 +104,39 @@ def _tools() -> Iterator[Finding]:
             found = find_compiler(memory)
             version = found.version.partition("\n")[0]
             yield Finding("compiler", GOOD, f"{' '.join([*found.command, *found.words])} ({version}), {found.linker}")
+            yield from _cpp_library(found)
         except NodecacheError as error:
             yield _wrong("compiler", error)
         yield _ninja()
         yield _pybind11()
         yield _torch()
         yield from _cuda(memory)
+
+
+def _cpp_library(compiler: Compiler) -> Iterator[Finding]:
+    """Whether this process's C++ library is as new as the one that the compiler links against."""
+    try:
+        paths = libstdcxx.linked(compiler), libstdcxx.loaded()
+        versions = [libstdcxx.newest(path) if path else None for path in paths]
+    except (OSError, NodecacheError) as error:
+        yield Finding("libstdc++", NOTE, f"The C++ libraries cannot be compared: {error}")
+        return
+    ours, theirs = versions
+    if ours is None or theirs is None:
+        return
+    named = [
+        f"GLIBCXX_{'.'.join(map(str, version))} ({path})" for version, path in zip((ours, theirs), paths, strict=True)
+    ]
+    if ours <= theirs:
+        yield Finding("libstdc++", GOOD, f"the compiler's has {named[0]}, the one that Python loads {named[1]}")
+        return
+    yield Finding(
+        "libstdc++",
+        NOTE,
+        f"The compiler links against {named[0]}, and Python loads an older one, {named[1]}: what uses newer parts of "
+        "the C++ library will not load.",
+        "Set CXX to the compiler that Python's library belongs to, or add -static-libstdc++ to extra_ldflags.",
+    )
 
 
 def _python() -> Iterator[Finding]:

@@ -360,7 +360,9 @@ def _import(name: str, path: str) -> ModuleType:
         module.__spec__ = spec
     except ImportError as error:
         os.stat(path)  # gone: not the loader's fault
-        raise LoadError(_load_failure(name, path, error), name=name, path=path) from error
+        from nodecache.load_failure import load_failure
+
+        raise LoadError(load_failure(name, path, error), name=name, path=path) from error
     finally:
         # Python enters a module with single-phase initialization there, in place of a package of the same name.
         if before is not None and "__nodecache__" not in vars(before):
@@ -380,27 +382,3 @@ def _release_submodules(name: str) -> None:
         # What was imported has a spec; what an init function made has none.
         if other.startswith(f"{name}.") and getattr(module, "__spec__", None) is None:
             del sys.modules[other]
-
-
-def _load_failure(name: str, path: str, error: ImportError) -> str:
-    """Why the loader refused, and what to do."""
-    text = str(error).replace(f"{path}: ", "")
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
-        return (
-            f"{name!r} cannot be loaded: its root is on a file system that is mounted noexec ({path}). "
-            f"Set NODECACHE_ROOT to a folder where code may run."
-        )
-    if "cannot open shared object file" in text:
-        library = text.partition(":")[0]
-        return (
-            f"{name!r} was built, and cannot be loaded here: {library} is not found by the loader. "
-            f"Install it or add its folder to LD_LIBRARY_PATH; a driver's library is only where the device is. ({path})"
-        )
-    if "already registered" in text:  # pybind11 has one registry of types per interpreter, and cannot take one back
-        return (
-            f"{name!r} was built, and cannot be loaded into this process, which has already loaded a module with the "
-            f"same C++ type: {text} Register the type with py::module_local(), or restart the process. ({path})"
-        )
-    return (
-        f"{name!r} was built, and cannot be loaded: {text}. Check extra_ldflags and what the source refers to. ({path})"
-    )

@@ -188,3 +188,17 @@ def test_ranks_are_told_as_they_are_understood(monkeypatch, capsys):
     assert "rank 3" in found["node"][0]["says"]
     assert "LOCAL_RANK='abc'" in found["node"][1]["says"]
     assert found["node"][1]["level"] == "note"
+
+
+def test_a_compiler_with_a_newer_cpp_library_than_pythons_is_noted(monkeypatch, capsys, tmp_path):
+    assert told(capsys)[1]["libstdc++"][0]["level"] == "good"
+    newer = tmp_path / "libstdc++.so.6"
+    newer.write_bytes(b"\x7fELF\0GLIBCXX_3.4.9\0GLIBCXX_3.4.9999\0")
+    wrapper = tmp_path / "newer-c++"
+    wrapper.write_text(f'#!/bin/sh\ncase "$1" in -print-file-name=*) echo {newer} ;; *) exec c++ "$@" ;; esac\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    (finding,) = told(capsys)[1]["libstdc++"]
+    assert finding["level"] == "note"
+    assert f"GLIBCXX_3.4.9999 ({newer})" in finding["says"]
+    assert "-static-libstdc++" in finding["remedy"]
