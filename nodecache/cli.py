@@ -378,10 +378,11 @@ def doctor_(as_json: bool) -> int:
 def prune_(max_size: str | None, older_than: str | None, everything: bool, dry_run: bool) -> int:
     """Remove entries, the least recently used first. Safe while jobs run.
 
-    What is being built stays, and what is loaded goes on working. NODECACHE_MAX_SIZE=5GB, set in a job, keeps to a
+    What is being built stays, and so does a folder that a living process got from get_or_build; what is loaded goes on
+    working. NODECACHE_MAX_SIZE=5GB, set in a job, keeps to a
     limit after each build.
 
-    Exit status: 0; 1 when entries stayed because they are being built.
+    Exit status: 0; 1 when entries stayed because they are being built or in use.
 
     \b
     nodecache prune --older-than 30d
@@ -400,8 +401,8 @@ def prune_(max_size: str | None, older_than: str | None, everything: bool, dry_r
     done = prune(root, max_size=size, older_than=age, everything=everything, dry_run=dry_run)
     for held in done.removed:
         _say(f"{'would remove' if dry_run else 'removed'} {held.key[:12]} {held.name} ({tables.size(held.size)})")
-    for held in done.busy:
-        _say(f"kept {held.key[:12]} {held.name}: it is being built")
+    for held, reason in done.busy:
+        _say(f"kept {held.key[:12]} {held.name}: {reason}")
     gone = f"{tables.count(len(done.removed), 'entry')}, {tables.size(done.freed)}"
     _say(
         f"{gone} {'would go' if dry_run else 'removed'}; "

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from nodecache import attempt, errand
+from nodecache import attempt, errand, hold
 from nodecache.cache import Product, Request
 from nodecache.digest import digest_items
 from nodecache.entry import unfit
@@ -47,7 +47,8 @@ def get_or_build(
         root: another root than the default. NODECACHE_ROOT, where set, wins.
 
     Returns:
-        The entry's folder: read-only files, and ``manifest.json``. It stays until it is pruned.
+        The entry's folder: read-only files, and ``manifest.json``. No prune takes it while this process, or a
+        child that it forked since, lives; a program started by ``exec`` asks for itself.
 
     Raises:
         SpecError: ``kind`` or ``inputs`` make no sense.
@@ -96,9 +97,14 @@ def get_or_build(
         place, recipe, items=items, name=kind, kind=f"folder {kind}", roots=[], seen=seen, build=run, leaf=leaf
     )
     found = request.look()
-    if found is None:
+    if found is None or not hold.take(place, found.key):
         outcomes: list[Outcome] = []
-        request.obtain(outcomes.append, timeout=timeout, verbose=False, began=began)
+
+        def use(outcome: Outcome) -> None:
+            hold.take(place, outcome.entry.key)  # while no prune can have the recipe's lease
+            outcomes.append(outcome)
+
+        request.obtain(use, timeout=timeout, verbose=False, began=began)
         found = outcomes[0].entry
     return Path(found.path)
 

@@ -2,7 +2,8 @@
 
 An entry goes under its recipe's lease, so never under a build or a waiter's look: it leaves the index, is renamed aside
 in one step, and then removed. Whoever has loaded it goes on, for what is mapped stays; whoever has found it and not yet
-opened it finds it gone, which is a miss. When it was last used is known to the day.
+opened it finds it gone, which is a miss. A folder that a living process got stays (:mod:`nodecache.hold`). When an
+entry was last used is known to the day.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import stat
 import time
 from typing import NamedTuple
 
-from nodecache import lease, lock, mark, staging
+from nodecache import hold, lease, lock, mark, staging
 from nodecache.contents import PRUNED, Held, entries
 from nodecache.errors import NodecacheError, SpecError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nodecache.digest import Handle
     from nodecache.root import Root
 
 FRESH = 60.0
@@ -41,13 +43,13 @@ class Pruned(NamedTuple):
 
     Attributes:
         removed: the entries that went, least recently used first.
-        busy: entries that were to go and stayed, because their recipe is being built.
+        busy: entries that were to go and stayed, each with the reason.
         kept: bytes of the entries that stay.
         logs: recipes whose old failures and logs went.
     """
 
     removed: list[Held]
-    busy: list[Held]
+    busy: list[tuple[Held, str]]
     kept: int
     logs: int
 
@@ -100,7 +102,8 @@ def prune(
         dry_run: only say what would go.
         fresh: seconds for which a new entry stays whatever the limit.
 
-    Concurrency: safe while jobs run, and beside another prune. An entry whose recipe is being built stays.
+    Concurrency: safe while jobs run, and beside another prune. An entry whose recipe is being built stays, and so
+    does a folder that a living process got from get_or_build.
     """
     if not dry_run:
         mark.check(root)
@@ -108,17 +111,18 @@ def prune(
     total = sum(each.size for each in held)
     now = time.time()
     removed: list[Held] = []
-    busy: list[Held] = []
+    busy: list[tuple[Held, str]] = []
     for each in reversed(held):
         over = max_size is not None and total > max_size
         old = older_than is not None and now - each.used > older_than
         if not (everything or over or old) or now - each.used < fresh:
             continue
-        if dry_run or _remove(root, each):
+        reason = _reason(root, each) if dry_run else _remove(root, each)
+        if reason:
+            busy.append((each, reason))
+        else:
             removed.append(each)
             total -= each.size
-        else:
-            busy.append(each)
     logs = 0
     if not dry_run:
         _finish(root)
@@ -148,14 +152,36 @@ def _claim(root: Root, recipe: str) -> lease.Claim | None:
         return None
 
 
-def _remove(root: Root, held: Held) -> bool:
-    """Remove one entry under its recipe's lease; false while that is somebody's."""
+def _shut(root: Root, held: Held) -> tuple[Handle | None, str]:
+    """Keep others from taking an entry; or why it has to stay."""
+    try:
+        handle = hold.shut(root, held.key)
+    except hold.HoldsUnknown as error:
+        # What is loaded from a module stays mapped; only a folder's files are opened later.
+        return None, f"it may be in use ({error})" if held.kind.startswith("folder ") else ""
+    return handle, "" if handle else "it is in use by a living process"
+
+
+def _reason(root: Root, held: Held) -> str:
+    """Why an entry would stay, without a lease; nothing where it would go."""
+    handle, reason = _shut(root, held)
+    if handle is not None:
+        handle.close()
+    return reason
+
+
+def _remove(root: Root, held: Held) -> str:
+    """Remove one entry under its recipe's lease; or why it stays."""
     recipe = held.recipe if re.fullmatch(r"[0-9a-f]{40}", held.recipe) else _recipe_of(root, held.key)
     # Without a recipe nobody can find it: its manifest is damaged, and no index speaks of it.
     claim = _claim(root, recipe) if recipe else None
     if recipe and claim is None:
-        return False
+        return "it is being built"
+    handle = None
     try:
+        handle, reason = _shut(root, held)
+        if reason:
+            return reason
         if claim is not None and claim.previous() is not None:
             staging.sweep(root)  # letting go will erase the record of a dead builder: clean up after it first
         if recipe:
@@ -164,12 +190,14 @@ def _remove(root: Root, held: Held) -> bool:
         try:
             os.rename(held.path, aside)
         except FileNotFoundError:  # another prune was quicker
-            return True
+            return ""
         _clear(aside)
     finally:
+        if handle is not None:
+            handle.close()
         if claim is not None:
             claim.release()
-    return True
+    return ""
 
 
 def _recipe_of(root: Root, key: str) -> str:

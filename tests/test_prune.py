@@ -9,7 +9,7 @@ import time
 import pytest
 
 import nodecache
-from nodecache import contents, index, prune
+from nodecache import contents, hold, index, prune
 from nodecache.__main__ import main
 from nodecache.errors import SpecError
 from nodecache.root import open_root
@@ -254,3 +254,122 @@ def test_the_size_counts_what_stays(tiny, capsys):
     assert main(["prune", "--max-size", str(b.size)]) == 0
     assert "1 entry" in capsys.readouterr().out
     assert prune.prune(open_root(), max_size=0, dry_run=True).freed == b.size
+
+
+READER = """\
+import os, pathlib, sys, time
+import nodecache
+def build(folder):
+    (folder / "table").write_text("5")
+def get():
+    return nodecache.get_or_build("table", {"n": 3}, build)
+folder = get()
+told, go = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+def read():
+    print((folder / "table").read_text(), flush=True)
+"""
+READS = READER + "told.touch()\nwhile not go.exists(): time.sleep(0.01)\nread()\n"
+FORKS = READER + "if os.fork(): os._exit(0)\ntold.touch()\nwhile not go.exists(): time.sleep(0.01)\nread()\n"
+
+
+def get_table():
+    return nodecache.get_or_build("table", {"n": 3}, lambda folder: (folder / "table").write_text("5"))
+
+
+@pytest.fixture
+def reader(start, tmp_path, wait_until):
+    """Start a process that got the table, and let it read when told to: ``reader(code) -> (child, go)``."""
+
+    def begin(code):
+        told, go = tmp_path / "told", tmp_path / "go"
+        child = start(code, told, go)
+        wait_until(told.exists, 30, "the folder")
+        return child, go
+
+    return begin
+
+
+def test_a_folder_that_a_living_process_got_stays_and_goes_when_that_is_dead(reader, root, capsys):
+    child, go = reader(READS)
+    assert main(["prune", "--all"]) == 1
+    assert "table: it is in use by a living process" in capsys.readouterr().out
+    assert main(["prune", "--all", "--dry-run"]) == 1
+    assert "would remove" not in capsys.readouterr().out
+    go.touch()
+    result = child.wait()
+    assert (result.status, result.out) == (0, "5\n"), result.err
+    assert main(["prune", "--all"]) == 0
+    assert list((root / "entries").iterdir()) == []
+
+
+def test_a_folder_stays_for_a_forked_child_whose_parent_is_dead(reader, root, wait_until):
+    child, go = reader(FORKS)
+    assert child.wait().status == 0  # the parent
+    assert main(["prune", "--all"]) == 1
+    go.touch()
+    wait_until(lambda: child.out == "5\n", 30, "what the child reads")
+    wait_until(lambda: main(["prune", "--all"]) == 0, 30, "end of the child")
+    assert names() == []
+
+
+def test_a_killed_reader_holds_nothing(reader, root):
+    child, _ = reader(READS)
+    child.kill()
+    child.wait()
+    assert main(["prune", "--all"]) == 0
+    assert names() == []
+
+
+def test_the_automatic_limit_never_takes_a_folder_that_is_in_use(reader, start, tiny, load_program):
+    child, go = reader(READS)
+    use("table", DAY)
+    limited = {"NODECACHE_MAX_SIZE": "1"}
+    assert start(load_program, "tiny", tiny(), env=limited).wait().status == 0
+    assert set(names()) == {"tiny", "table"}
+    go.touch()
+    assert child.wait().out == "5\n"
+    assert start(load_program, "other", tiny("other"), env=limited).wait().status == 0
+    assert "table" not in names()
+
+
+def test_a_hit_holds_its_folder_too_and_many_take_one_descriptor(root):
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        for _ in range(2):
+            nodecache.get_or_build("many", {"n": number}, lambda folder: (folder / "x").touch())
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert main(["prune", "--all"]) == 1
+    assert len(names()) == 20
+
+
+def test_a_folder_that_a_prune_was_quicker_with_is_a_miss(root, monkeypatch):
+    built = []
+
+    def build(folder):
+        built.append(folder)
+
+    taken = hold.take
+
+    def pruned_before(place, key):
+        if len(built) == 1:
+            prune.prune(place, everything=True)
+        return taken(place, key)
+
+    first = nodecache.get_or_build("t", {}, build)
+    ((fd, _),) = hold._marks.values()
+    os.close(fd)  # as in another process
+    hold._marks.clear()
+    monkeypatch.setattr(hold, "take", pruned_before)
+    again = nodecache.get_or_build("t", {}, build)
+    assert again == first
+    assert again.is_dir()
+    assert len(built) == 2
+
+
+def test_where_locks_cannot_be_relied_on_a_folder_stays_and_a_module_goes(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(hold, "file_system", lambda _: "fuse.some")
+    get_table()
+    nodecache.load("tiny", [tiny()])
+    assert main(["prune", "--all"]) == 1
+    assert "it may be in use (a file system of type fuse.some" in capsys.readouterr().out
+    assert names() == ["table"]
