@@ -26,6 +26,12 @@ LINE_LENGTH = 2000
 _ASKED_TO_END = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
 _KILLED = 128 + signal.SIGKILL
 
+# GCC says so of a header at the line that includes it; the programmer's own words stand behind other ones.
+_STALE = re.compile(
+    r"^[^:\n]+:\d+:(?:\d+:)? (?:fatal )?error: (?!#error|static assertion failed)[^:\n]+: Stale file handle$",
+    re.MULTILINE,
+)
+
 # What the log holds besides the tools' output: its head, the steps and their commands, and ninja's own words.
 _OURS = re.compile(r"# |> |\[\d+/\d+\] |FAILED: |\. \./step/\d+\.sh|ninja: build stopped")
 
@@ -53,6 +59,12 @@ def ended_from_outside(ended: set[int]) -> bool:
 def raise_if_limited(root: Root, staging: Staging, output: str) -> None:
     """A tool that could not write did not fail; this machine refused it something."""
     said = "\n".join(line for line in output.splitlines() if not _quotes_the_source(line))
+    stale = _STALE.search(output) or re.search(r"^.*Stale file handle", said, re.MULTILINE)
+    if stale is not None:
+        raise RootError(
+            f"A file on a network file system was replaced on its server while a compiler read it (ESTALE): "
+            f"{_shortened(stale[0].strip())}. Nothing was published. Call again."
+        )
     for sentence, number in (
         ("No space left on device", errno.ENOSPC),
         ("Disk quota exceeded", errno.EDQUOT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -227,3 +228,48 @@ def test_a_compiler_that_leaves_nothing_is_a_build_error(command, what, tiny, co
     assert list((root / "entries").glob("*")) == []
     compiler.set()
     assert nodecache.load("tiny", source).add(2, 3) == 5
+
+
+STALE = """\
+if mkdir {once} 2> /dev/null; then
+    exec strace -f -qq -o /dev/null -P {header} -e trace=read -e inject=read:error=ESTALE:when=1 c++ "$@"
+fi
+exec c++ "$@"
+"""
+
+
+@pytest.fixture
+def stale(tiny, compiler, tmp_path):
+    """A source with a header that the first compile finds replaced on its server while it reads it."""
+    if shutil.which("strace") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("strace is not installed")
+    source = tiny(expression="a + b + ZERO", extra='#include "zero.h"')
+    header = source.with_name("zero.h")
+    header.write_text("#define ZERO 0\n")
+    compiler.set(instead=STALE.format(once=tmp_path / "once", header=header))
+    return source
+
+
+def test_a_header_that_another_host_replaces_while_it_is_read_is_no_failure_of_the_source(stale, compiler, start, root):
+    told = start(TELL, "tiny", stale).wait().json
+    assert told["error"] == "RootError"
+    assert "error: zero.h: Stale file handle" in told["text"]
+    assert told["text"].endswith("Nothing was published. Call again.")
+    assert not list(root.glob("attempts/*/failure*"))
+    assert start(TELL, "tiny", stale).wait().json == {"role": "built", "sum": 5}
+    assert compiler.compiles == 2
+
+
+def test_who_waited_for_the_build_with_the_stale_header_builds_with_the_new_one(stale, compiler, start):
+    results = [child.wait(100).json for child in [start(TELL, "tiny", stale) for _ in range(4)]]
+    assert [each.get("sum") for each in results].count(5) >= 3
+    assert [each["error"] for each in results if "error" in each] in (["RootError"], [])
+    assert compiler.compiles == 2
+
+
+@pytest.mark.parametrize(
+    "line", ['#error "zero.h: Stale file handle"', 'static_assert(false, "zero.h: Stale file handle");']
+)
+def test_a_source_that_says_stale_file_handle_itself_fails_as_any_other(tiny, line):
+    with pytest.raises(BuildError, match="Stale file handle"):
+        nodecache.load("tiny", [tiny(extra=line)])
