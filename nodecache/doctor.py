@@ -275,6 +275,26 @@ def _disk(root: Root) -> Iterator[Finding]:
             f"HOME is on a network file system ({kind}), and the root is {'below' if below else 'not below'} it.",
             f"Unset {VARIABLE}, or set it to a folder on a local disk." if below else "",
         )
+    yield from _triton(home)
+
+
+def _triton(home: str) -> Iterator[Finding]:
+    """Triton's own cache, where there is one or will be: nodes that share it replace each other's open files."""
+    chosen = os.environ.get("TRITON_CACHE_DIR")
+    base = os.environ.get("TRITON_HOME")
+    path = chosen or f"{base or home}/.triton/cache"
+    kind = lock.file_system(os.path.realpath(path))
+    if not _NETWORK.match(kind) or not (chosen or base or os.path.exists(path) or package_folder("triton")):
+        return
+    source = "TRITON_CACHE_DIR" if chosen else "TRITON_HOME" if base else "the default, below HOME"
+    yield Finding(
+        "triton",
+        NOTE,
+        f"Triton's cache {path} ({source}) is on a network file system ({kind}): when another node replaces a kernel "
+        f"in it, a rank can end with 'Stale file handle'.",
+        f"Set TRITON_CACHE_DIR to a folder on a local disk that stays there after the job, such as "
+        f"/tmp/triton_{os.getuid()}.",
+    )
 
 
 def _space(check: str, path: str, what: str, remedy: str) -> Finding:

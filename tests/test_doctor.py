@@ -202,3 +202,43 @@ def test_a_compiler_with_a_newer_cpp_library_than_pythons_is_noted(monkeypatch, 
     assert finding["level"] == "note"
     assert f"GLIBCXX_3.4.9999 ({newer})" in finding["says"]
     assert "-static-libstdc++" in finding["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "source"),
+    [
+        ({}, "the default, below HOME"),
+        ({"TRITON_HOME": "{net}"}, "TRITON_HOME"),
+        ({"TRITON_CACHE_DIR": "{net}/t"}, "TRITON_CACHE_DIR"),
+    ],
+    ids=["default", "TRITON_HOME", "TRITON_CACHE_DIR"],
+)
+def test_tritons_cache_on_a_network_is_named_with_who_chose_it_and_the_file_systems_type(
+    variables, source, tmp_path, monkeypatch, capsys
+):
+    net = tmp_path / "net"
+    (net / ".triton/cache").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(net if not variables else tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(net=net))
+    real = lock.file_system
+    monkeypatch.setattr(lock, "file_system", lambda path: "nfs4" if str(path).startswith(str(net)) else real(path))
+    status, found = told(capsys)
+    (finding,) = found["triton"]
+    assert (status, finding["level"]) == (0, "note")
+    assert f"({source})" in finding["says"]
+    assert "(nfs4)" in finding["says"]
+    assert "TRITON_CACHE_DIR" in finding["remedy"]
+
+
+def test_tritons_cache_is_not_mentioned_where_it_is_on_a_local_disk_behind_a_link(tmp_path, monkeypatch, capsys):
+    net, local = tmp_path / "net", tmp_path / "local"
+    net.mkdir()
+    local.mkdir()
+    (net / ".triton").symlink_to(local)
+    monkeypatch.setenv("HOME", str(net))
+    real = lock.file_system
+    monkeypatch.setattr(lock, "file_system", lambda path: "nfs4" if str(path).startswith(str(net)) else real(path))
+    _, found = told(capsys)
+    assert "home" in found
+    assert "triton" not in found
