@@ -65,6 +65,8 @@ def answer(environ, start_response):
     method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
     with open(folder / "requests", "a") as file:
         file.write(f"{environ['REMOTE_ADDR']} {method} {path}\\n")
+    late = folder / "late"
+    time.sleep(float(late.read_text()) if late.exists() else 0)
     fail = folder / "fail"
     if fail.exists() and fail.read_text() in path:
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -159,6 +161,10 @@ class Server:
     def be(self, how: str) -> None:
         """Name no condition when it refuses to write over an object (``terse``), or know none (``unaware``)."""
         (self._folder / how).touch()
+
+    def answer_after(self, seconds: float) -> None:
+        """Be as far away as that: each answer from now on takes so much longer."""
+        (self._folder / "late").write_text(str(seconds))
 
     def hold(self, method: str) -> None:
         """Let the next GET or PUT of an archive stop in the middle."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.testbed.requirements import needs
+
 MEASURE = """\
 import json, os, sys
 import nodecache
@@ -70,6 +72,35 @@ def test_a_hit_makes_few_system_calls_starts_no_process_and_takes_no_lock(five_h
     assert not kinds & {*starts, "flock", "fcntl", "write", "mkdir", "rename", "unlink"}
     searched = len(os.environ["PATH"].split(":"))
     assert len(made) - len(loaders) <= 80 + searched
+
+
+AGAIN = MEASURE.replace(
+    'os.write(2, b"END")', "[nodecache.load('tiny', sys.argv[1]) for _ in range(49)]\nos.write(2, b\"END\")"
+)
+
+
+def test_fifty_hits_of_each_of_eight_processes_at_once_take_no_lock_and_start_nothing(
+    five_headers, start, load_program, tmp_path
+):
+    assert start(load_program, "tiny", five_headers).wait().json["role"] == "built"
+    needs("strace")
+    traces = [tmp_path / f"trace{number}" for number in range(8)]
+    children = [
+        start(
+            AGAIN,
+            five_headers,
+            prefix=("strace", "-f", "--seccomp-bpf", "-qq", "-o", str(trace), "-e", "trace=process,flock,write"),
+        )
+        for trace in traces
+    ]
+    for child, trace in zip(children, traces, strict=True):
+        done = child.wait(100)
+        assert done.status == 0, done.err
+        assert done.json["role"] == "hit"
+        lines = trace.read_text().splitlines()
+        begin = next(at for at, line in enumerate(lines) if '"BEGIN"' in line)
+        end = next(at for at, line in enumerate(lines) if '"END"' in line)
+        assert lines[begin + 1 : end] == []
 
 
 def test_a_hit_imports_nothing(five_headers, start):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ pytest_plugins = ("tests.testbed.plugin",)
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # the first installs the packages
 
 TIMEOUT = 10
+WAIT = 40
 BUILD_SECONDS = 15
 BIG = 24 << 20
 """More than the buffers between a client and a server hold."""
@@ -107,6 +109,46 @@ def test_of_four_cold_nodes_one_compiles_and_the_others_wait_and_fetch(job, clus
     assert [one.said for one in each] == [[]] * 4
     assert job.compiles().total() == 1
     assert not any("/claims/" in name for name in here.server.objects())
+
+
+@pytest.fixture
+def eight_nodes(job, cluster):
+    """Eight nodes with a server 200 ms away: one of them is in the middle of its compile, the others wait for it."""
+    here = cluster(8)
+    here.server.answer_after(0.2)
+    job.hold()
+    running = {name: here.start(name, NODECACHE_REMOTE_WAIT=str(WAIT)) for name in here.nodes.names}
+    for name, each in running.items():
+        until(lambda name=name: here.asked(name, "PUT", "/claims/"), 60, each.output)
+    job.await_compiles()
+    return here, running
+
+
+def test_of_eight_nodes_far_from_the_server_one_compiles_and_the_last_has_it_soon_after(job, eight_nodes):
+    _, running = eight_nodes
+    began = min(each.began for each in running.values())
+    job.release()
+    found = [told(process) for process in running.values()]
+    seconds = time.monotonic() - began
+    assert sorted(one.role for one in found) == ["built", *["fetched"] * 7]
+    assert job.compiles().total() == 1
+    built = next(one.seconds for one in found if one.role == "built")
+    print(f"built after {built:.1f} s, the last node had it after {max(one.seconds for one in found):.1f} s")
+    assert seconds < WAIT  # nobody waited for the limit
+
+
+def test_when_the_node_that_builds_for_eight_crashes_the_others_build_for_themselves_within_the_limit(job, eight_nodes):
+    here, running = eight_nodes
+    ((builder, _),) = job.compiles().items()
+    here.nodes.crash(builder)
+    running.pop(builder).wait(20)
+    job.release()
+    found = [told(process) for process in running.values()]
+    roles = sorted(one.role for one in found)
+    print(roles, sorted(round(one.seconds, 1) for one in found))
+    assert set(roles) <= {"built", "fetched"}
+    assert job.compiles().total() == 1 + roles.count("built")
+    assert max(one.seconds for one in found) < WAIT + BUILD_SECONDS * len(found)
 
 
 def test_where_the_server_knows_no_conditions_a_node_that_comes_later_waits_and_fetches(job, cluster):

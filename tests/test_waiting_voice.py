@@ -150,3 +150,13 @@ def test_on_a_terminal_a_bar_is_drawn_instead_and_taken_away(start, tiny, compil
     assert f"waiting for tiny: pid {builder.pid}" in written
     assert "WARNING" not in written
     assert written.rstrip().endswith(("\x1b[2K", "\x1b[?25h", "\x1b[1A"))  # the line is erased, the cursor is back
+
+
+@pytest.mark.soak
+def test_nobody_builds_for_itself_however_long_a_build_takes(start, tiny, compiler, load_program):
+    """75 s: past the 15 s and 60 s after which other caches give up waiting."""
+    compiler.set(before="sleep 75")
+    source = tiny()
+    results = [child.wait(150) for child in [start(load_program, "tiny", source) for _ in range(4)]]
+    assert sorted(each.json["role"] for each in results) == ["built", "waited", "waited", "waited"]
+    assert compiler.compiles == 1
