@@ -1,16 +1,17 @@
 """The soft lease: stands in for the kernel lock on a file system that has none. It is said in the log when it does.
 
-One folder a recipe and boot of the kernel, ``<root>/leases/<recipe>.soft/<boot>/``, with files that are numbered
-upwards. The file with the highest number says whose the lease is: *free*, or an owner record. Whoever finds it free, or
-its owner dead, makes the next number; a name can be made only once, so one of them does. Nothing is ever broken, taken
-away or renamed, so there is no instant in which two can both have been right. Only who holds the lease removes lower
-numbers, nobody the highest. So who made a number that a slow look had promised, long after others had gone past it,
-sees a higher one when it looks again, and steps back.
+One folder per recipe and root, ``<root>/leases/<recipe>.soft/v2/``, with files that are numbered upwards. Nothing that
+a process may see otherwise than its neighbour (a boot id, a hostname) is part of the path. The file with the highest
+number says whose the lease is: *free*, or an owner record. Whoever finds it free, or its owner dead, makes the next
+number; a name can be made only once, so one of them does. Nothing is ever broken, taken away or renamed, so there is no
+instant in which two can both have been right. Only who holds the lease removes lower numbers, nobody the highest. So
+who made a number that a slow look had promised, long after others had gone past it, sees a higher one when it looks
+again, and steps back.
 
-Dead is who is proved dead by PID, start and namespace. Where the owner lives in another PID namespace nothing can be
-proved; there, and only there, a heartbeat decides: an owner touches its file every second, and is taken for dead when
-it has not been touched while a waiter watched for ten. Seconds are counted by the waiter's looks, none for more than
-two, so that no clock and no suspension of the machine can run them down.
+Dead is who is proved dead by PID, start and namespace. Where the owner cannot be seen (another node, PID namespace or
+boot, or no /proc) nothing can be proved; there, and only there, a heartbeat decides: an owner touches its file every
+second, and is taken for dead when it has not been touched while a waiter watched for ten. Seconds are counted by the
+waiter's looks, none for more than two, so that no clock and no suspension of the machine can run them down.
 
 filelock's soft locks are not used: to succeed a dead owner they need RENAME_EXCHANGE, which NFS and FUSE refuse, and
 its lease is taken from a stopped owner by age.
@@ -39,15 +40,14 @@ WATCH = 10.0
 LONGEST_LOOK = 2.0
 """Seconds that one look adds to the watch at most."""
 
+_FORMAT = "v2"
 _FREE = b"free\n"
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL})
 
 
 def soft_path(root: Root, recipe: str) -> str:
-    """The recipe's folder, in this boot of this kernel."""
-    from nodecache.launchers import node
-
-    return root.at("leases", f"{recipe}.soft", node().boot_id or "noboot")
+    """The recipe's folder, the same for everybody who shares the root."""
+    return root.at("leases", f"{recipe}.soft", _FORMAT)
 
 
 def soft_claim(root: Root, recipe: str, cause: lock.LocksUnsupported) -> SoftClaim | None:

@@ -591,11 +591,7 @@ def test_a_living_owner_that_proc_does_not_show_is_not_called_dead(mount, uid, s
     """Right is "unknown", unless the kernel itself says that there is no such process."""
     needs_namespaces()
     said = subprocess.run(
-        [
-            *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
-            f'mount {mount} /proc && exec "$0" "$@"',
-            *(sys.executable, "-c", ONLOOKER, str(uid)),
-        ],
+        [*hidden(mount), sys.executable, "-c", ONLOOKER, str(uid)],
         input=f"{record().encode().hex()} {record(pid=(1 << 22) + 1).encode().hex()}".encode(),
         capture_output=True,
         check=False,
@@ -726,6 +722,65 @@ def test_without_kernel_locks_an_announced_lease_stands_in_and_survives_its_buil
     scene.left_clean()
 
 
+def hidden(mount):
+    """What a program is started with so that /proc shows it less."""
+    mounted = f'mount {mount} /proc && exec "$0" "$@"'
+    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted)
+
+
+SIGHTS = {
+    "all": (),
+    "no /proc": hidden("-t tmpfs tmpfs"),
+    "no boot id": hidden("-t proc -o subset=pid proc"),
+    "user namespace": ("unshare", "--user"),
+}
+UNSEEN = "holds the lease; its process cannot be seen from here"
+
+
+@pytest.mark.parametrize(
+    ("builders", "waiters", "state"),
+    [
+        ("no /proc", "no /proc", UNSEEN),
+        ("all", "no /proc", UNSEEN),
+        ("no /proc", "all", UNSEEN),
+        ("all", "no boot id", UNSEEN),
+        ("no boot id", "all", UNSEEN),
+        ("all", "user namespace", "running"),
+        ("user namespace", "all", "running"),
+    ],
+)
+def test_processes_that_see_different_things_of_the_machine_compile_once_and_call_nobody_dead(
+    builders, waiters, state, scene, start
+):
+    """Without kernel locks, where a record and a heartbeat are all that the waiter has."""
+    needs_namespaces()
+    scene.hold()
+    builder = scene.start(SOFT, prefix=SIGHTS[builders])
+    scene.compiler.wait_for(1)
+    waiter = scene.start(SOFT, prefix=SIGHTS[waiters])
+    scene.wait_for_waiters(1)
+    asks = f"{SOFT}import sys\nfrom nodecache.__main__ import main\nsys.exit(main(['status']))"
+    said = start(asks, prefix=SIGHTS[waiters]).wait(30)
+    assert said.out.splitlines()[0] == f"tiny: {state}", said.err
+    assert said.status == (0 if state == "running" else 3)
+    scene.go()
+    scene.ends_well(builder, waiter)
+    assert scene.compiler.compiles == 1
+
+
+def test_without_proc_a_dead_builder_is_succeeded_when_its_heartbeat_has_stopped(scene):
+    needs_namespaces()
+    scene.hold(first_only=True)
+    builder = scene.start(SOFT)
+    scene.wait_for_held()
+    waiter = scene.start(SOFT, prefix=SIGHTS["no /proc"])
+    scene.wait_for_waiters(1)
+    builder.kill()
+    scene.ends_well(waiter, seconds=40)
+    assert "took over the lease of 'tiny' from pid" in waiter.err
+    assert scene.compiler.compiles == 2
+
+
 def test_any_other_answer_of_a_lock_call_is_an_error_that_names_path_errno_and_file_system(scene):
     """Case 41."""
     needs_strace()
@@ -773,7 +828,7 @@ def test_two_that_find_a_soft_lease_free_do_not_both_get_it(start):
     children = [start(program, RECIPE, 25) for _ in range(6)]
     results = [child.wait(100) for child in children]
     assert [result.status for result in results] == [0] * 6, [result.err for result in results]
-    (folder,) = Path(softlease.soft_path(place, RECIPE)).parent.iterdir()
+    folder = Path(softlease.soft_path(place, RECIPE))
     assert int(max(names(folder), key=int)) >= 150
     assert len(names(folder)) == 1
 
