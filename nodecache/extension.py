@@ -96,7 +96,15 @@ def load(
         frameworks=wanted,
         framework_flags=_torch_flags(wanted) if "torch" in wanted else None,
     )
-    module: ModuleType = obtain(spec, verbose=verbose, timeout=timeout, root=root)
+    module: ModuleType
+    if "torch" not in wanted:
+        module = obtain(spec, verbose=verbose, timeout=timeout, root=root)
+        return module
+    from nodecache.operators import Guard, in_text
+
+    guard = Guard(name, spec.kind, in_text(spec.sources, name), edited=False)
+    spec.instead = lambda path, _: guard.before(path)
+    module = guard.run(lambda: obtain(spec, verbose=verbose, timeout=timeout, root=root))
     return module
 
 
@@ -191,6 +199,10 @@ def _miss(
         write_log_head(place, log, [f"nodecache builds {spec.name!r}, attempt {attempt}", f"recipe {recipe.key}"])
         with Telling(place, "building"):
             built = compile_spec(place, spec, recipe, staging, attempt)
+            if "torch" in spec.frameworks and spec.kind != "program":
+                from nodecache.operators import write_down
+
+                write_down(staging.entry, spec.file_name)
             _keep_log(log, f"{staging.entry}/build.log")
         about = {"steps": built.steps, "file": spec.file_name, "sources": pack(spec.sources)}
         return Product(built.inputs, about, built.unknown)

@@ -11,8 +11,9 @@ import re
 import shlex
 import sys
 
-from nodecache.errors import LoadError, RootError, SpecError, ToolchainError
+from nodecache.errors import RootError, SpecError, ToolchainError
 from nodecache.extension import obtain
+from nodecache.operators import Guard, in_text
 from nodecache.spec import CUDA_SUFFIXES, Flags, Source, Spec, arguments, paths, read_sources
 
 TYPE_CHECKING = False
@@ -28,11 +29,7 @@ _SYCL_FILES = (".sycl",)
 _FOLDER_OPTIONS = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
 _NINJA = re.compile(r"\$(?:([$: ])|[\w-]+|\{[\w.-]+\})")
 _QUOTED = re.compile(r"\\.|'[^']*'", re.DOTALL)
-_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_REGISTRATION = re.compile(rb"\bTORCH_LIBRARY(?:_EXPAND)?(_FRAGMENT)?\s*\(\s*(\w+)\s*,")
 _versions: dict[str, list[str]] = {}
-_registered: dict[tuple[str, str], str] = {}
-_results: dict[str, Any] = {}
 
 
 def load(
@@ -282,11 +279,6 @@ def _absolute(words: list[str], folder: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _unnumbered(name: str) -> str:
-    """A module's name without the number that other content under the same name gets."""
-    return re.sub(r"_v\d+$", "", name)
-
-
 def _listed(value: Path | Sequence[Path] | None) -> list[object]:
     """Arguments as they count: none is an empty list, a tuple a list, a path its text."""
     given = [value] if isinstance(value, str | os.PathLike) else value or ()
@@ -326,7 +318,7 @@ def _load(
     if with_cuda and os.environ.get("CC"):
         cuda_words = ("-ccbin", os.environ["CC"], *cuda_words)
     edited = _program_flags(with_cuda=with_cuda)
-    registers = _registrations(sources, name, seen_as)
+    guard = Guard(seen_as, kind, in_text(sources, name), edited=True)
     spec = Spec(
         name,
         sources,
@@ -343,45 +335,33 @@ def _load(
             standalone=kind == "program",
             nvcc_standard=not any(word.startswith("-std=") for word in cuda_words),
         ),
-        instead=_Instead(seen_as, kind, registers, verbose=verbose) if registers or verbose else None,
+        instead=None if kind == "program" else _Instead(guard, verbose=verbose),
         items=() if edited is None else (("torch COMMON_NVCC_FLAGS", "\n".join(edited)),),
     )
-    try:
-        found: ModuleType | str = _obtained(spec, build_directory, verbose=verbose)
+
+    def get() -> ModuleType | str:
+        found = _obtained(spec, build_directory, verbose=verbose)
         if kind == "library":
             import torch
 
             torch.ops.load_library(found)  # type: ignore[no-untyped-call]  # torch's
-    except BaseException:
-        for operators in registers:
-            if _registered.get(operators) not in _results:
-                _registered.pop(operators, None)
-        raise
-    if registers:
-        _results[found if isinstance(found, str) else str(found.__file__)] = found
+        return found
+
+    found: ModuleType | str = guard.run(get)
     return found
 
 
 class _Instead:
-    """Before a file is loaded: say how it was built, and keep torch from ending the process.
+    """Before a file is loaded: say how it was built, and keep torch from ending the process."""
 
-    A second library that registers the same operators makes torch throw where nobody can catch it.
-    """
-
-    def __init__(self, name: str, kind: str, registers: list[tuple[str, str]], *, verbose: bool) -> None:
-        self._name = name
-        self._kind = kind
-        self._registers = registers
+    def __init__(self, guard: Guard, *, verbose: bool) -> None:
+        self._guard = guard
         self._verbose = verbose
 
     def __call__(self, path: str, role: str) -> Any:
         if self._verbose and role == "built":
             self._print_log(path)
-        for operators in self._registers:
-            first = _registered.setdefault(operators, path)
-            if first != path:
-                return self._first(operators[0], first)
-        return None
+        return self._guard.before(path)
 
     def _print_log(self, path: str) -> None:
         from nodecache.printable import encodable, printable
@@ -392,37 +372,6 @@ class _Instead:
                 print(said, end="", flush=True)  # noqa: T201  # torch's ninja writes there, too
         except OSError:  # a result that is not kept may be on its way out
             pass
-
-    def _first(self, namespace: str, path: str) -> Any:
-        """What registered these operators already, where that can stand for this."""
-        from nodecache.printable import logger
-
-        result = _results.get(path)
-        if self._kind == "module" and _unnumbered(getattr(result, "__name__", "")) != _unnumbered(self._name):
-            raise LoadError(
-                f"{self._name!r} registers operators {namespace!r}, which {path} has registered in this process; torch "
-                f"would end it. Start another process for it, or give the operators another namespace."
-            )
-        logger().warning(
-            "operators %r are in this process already, from %s: it goes on with those, because torch cannot take them "
-            "out. To use %r as it is now, start the process anew.",
-            namespace,
-            path,
-            self._name,
-        )
-        return result if self._kind == "module" else path
-
-
-def _registrations(sources: list[Source], name: str, base: str) -> list[tuple[str, str]]:
-    """Which operators the sources register: namespaces, and for a part of one also whose part it is."""
-    found = []
-    for source in sources:
-        if b"TORCH_LIBRARY" not in source.data:
-            continue
-        for part, word in _REGISTRATION.findall(_COMMENT.sub(b"", source.data)):
-            namespace = name if word == b"TORCH_EXTENSION_NAME" else word.decode()
-            found.append((namespace, base if part else ""))
-    return found
 
 
 def _obtained(spec: Spec, build_directory: Path | None, *, verbose: bool) -> ModuleType | str:

@@ -16,7 +16,7 @@ import torch
 from torch.utils import cpp_extension
 
 import nodecache
-from nodecache import patch, torch_flags
+from nodecache import operators, patch, torch_flags
 from nodecache import torch as drop_in
 
 TWICE = "torch::Tensor twice(torch::Tensor x) { return x * 2; }\n"
@@ -383,10 +383,10 @@ def test_operators_whose_header_was_edited_do_not_end_the_process_and_it_is_said
 
 
 def test_a_module_with_operators_of_another_one_is_refused_before_torch_ends_the_process(monkeypatch):
-    monkeypatch.setattr(drop_in, "_registered", {("mine", ""): "/first.so"})
-    monkeypatch.setattr(drop_in, "_results", {"/first.so": "/first.so"})
+    monkeypatch.setattr(operators, "_registered", {("mine", ""): "/first.so"})
+    monkeypatch.setattr(operators, "_results", {"/first.so": "/first.so"})
     with pytest.raises(ImportError, match=r"operators 'mine', which /first\.so has registered.*another process"):
-        drop_in._Instead("second", "module", [("mine", "")], verbose=False)("/second.so", "hit")
+        operators.Guard("second", "module", [("mine", False)], edited=True).before("/second.so")
 
 
 def test_registrations_are_found_in_code_and_not_in_comments():
@@ -398,8 +398,8 @@ def test_registrations_are_found_in_code_and_not_in_comments():
     TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, m) {}
     TORCH_LIBRARY_IMPL(one, CPU, m) {}
     """
-    found = drop_in._registrations([drop_in.Source("/a.cpp", text)], "ext_v1", "ext")
-    assert found == [("one", ""), ("part", "ext"), ("ext_v1", "")]
+    found = operators.in_text([drop_in.Source("/a.cpp", text)], "ext_v1")
+    assert found == [("one", False), ("part", True), ("ext_v1", False)]
 
 
 def test_cuda_with_a_torch_that_has_none_is_refused_before_compiling(light, compiler):
