@@ -29,16 +29,15 @@ class Bar:
         self._task = progress.add_task("", total=None)
         progress.start()
 
-    def show(self, name: str, holder: Owner | None) -> None:
-        """Say who builds ``name``, and how far that is."""
+    def show(self, name: str, holder: Owner | None, halted: str = "") -> None:
+        """Say who builds ``name``, how far that is, and which process of it is halted."""
         if holder is None:
             self.say(f"waiting for {name}")
             return
         step = attempt.progress(holder.log)
         seconds = max(0.0, time.time() - holder.since)
-        self.say(
-            f"waiting for {name}: {holder.label}, {seconds:.0f} s{', ' + step if step else ''}", *attempt.count(step)
-        )
+        more = "".join(f", {each}" for each in (halted, step) if each)
+        self.say(f"waiting for {name}: {holder.label}, {seconds:.0f} s{more}", *attempt.count(step))
 
     def say(self, what: str, done: int = 0, total: int | None = None) -> None:
         """Say what is done, and how much of it there is behind."""

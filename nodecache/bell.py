@@ -13,8 +13,10 @@ because the kernel closes a dying builder's descriptors in an order of its own, 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import struct
 
 from nodecache import errand, lock
 
@@ -27,6 +29,9 @@ LONGEST_TICK = 2.0
 LONGEST_BLIND_TICK = 0.25
 """The longest where there is no pipe to wait on."""
 
+
+_LOCK = struct.Struct("hhqqi0q")
+"""The kernel's ``struct flock`` with 64-bit offsets: type, whence, start, length, pid."""
 
 _CANNOT = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EROFS}
@@ -61,17 +66,52 @@ def _open(path: str, mode: int) -> lock.Descriptor | None:
 
 
 class Ear:
-    """A waiter's end. Renew it, look at the truth, then wait."""
+    """A waiter's end. Renew it, look at the truth, then wait.
+
+    Waiters can have numbers: each locks the byte of its number in the pipe's inode, shared. The kernel keeps such locks
+    of a named pipe to itself whatever the file system, and drops them when the descriptor closes, so a waiter's death
+    needs no cleaning up.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: lock.Descriptor | None = None
         self._tick = FIRST_TICK
+        self._number: int | None = None
 
     def renew(self) -> None:
         """Listen for a hang-up from now on: one that came before shows in the truth already."""
-        self.close()
-        self._fd = _open(self._path, os.O_RDONLY)
+        old = self._fd
+        try:
+            self._fd = _open(self._path, os.O_RDONLY)
+            self._lock()
+        finally:  # an interrupt between the two would leave a number for which nobody waits
+            if old is not None and old is not self._fd:
+                lock.close(old)
+
+    def be(self, number: int) -> None:
+        """Wait under this number from now on."""
+        self._number = number
+        self._lock()
+
+    def is_lowest(self, base: int) -> bool:
+        """Whether nobody else waits under a number from ``base`` up to its own; true where that cannot be told."""
+        if self._fd is None or self._number is None or self._number == base:
+            return True
+        ask = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, base, self._number - base, 0)
+        try:
+            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, ask)
+        except OSError:  # no such locks here
+            return True
+        return int(_LOCK.unpack(answer)[0]) == fcntl.F_UNLCK
+
+    def _lock(self) -> None:
+        if self._fd is not None and self._number is not None:
+            wish = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, self._number, 1, 0)
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, wish)
+            except OSError:  # no such locks here: the others take it for one that does not wait
+                pass
 
     def wait(self, seconds: float) -> bool:
         """Return true when a builder ends, false after ``seconds`` or after a tick."""

@@ -254,7 +254,7 @@ def take(
             if held is not None:
                 return _look_again(root, recipe, name, held, look, told)
             left = float("inf") if deadline is None else deadline - time.monotonic()
-            seen = voice.wait_for(lambda: holder(root, recipe))
+            seen = voice.wait_for(lambda: holder(root, recipe), ear)
             if left <= 0:
                 raise _timed_out(name, timeout or 0.0, seen)
             if ear.wait(min(left, voice.patience())):
@@ -312,8 +312,11 @@ def _timed_out(name: str, timeout: float, seen: Owner | None) -> LeaseTimeout:
             f"Waited {timeout:g} s for {name!r}, which another process has been building; it left no readable record. "
             f"Wait longer (timeout=), or see who has the lock file open (lsof)."
         )
+    from nodecache.activity import phrase
+
     state = owner.state(seen)
     step = attempt.progress(seen.log)
+    doing = phrase(seen)
     seconds = max(0.0, time.time() - seen.since)
     remedy = {
         "stopped": f"Continue it (kill -CONT {seen.pid}), or end it (kill -9) and its lease is free at once.",
@@ -321,7 +324,7 @@ def _timed_out(name: str, timeout: float, seen: Owner | None) -> LeaseTimeout:
     }.get(state, "Wait longer (timeout=), or end it, and its lease is free at once.")
     return LeaseTimeout(
         f"Waited {timeout:g} s for {name!r}, which {seen.label} has been building for {seconds:.0f} s "
-        f"({state}{', ' + step if step else ''}; log {seen.log}). {remedy}"
+        f"({state}{', ' + step if step else ''}{doing}; log {seen.log}). {remedy}"
     )
 
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 
-from nodecache import attempt, entry, index, lease, owner
+from nodecache import activity, attempt, entry, index, lease, owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,25 +32,30 @@ class Build:
             where its process cannot be seen from here.
         step: the last step that the log tells of.
         commands: the tools' commands that run now, as far as the log tells.
+        processes: the processes that do its work now, halted ones first, where they can be seen from here.
+        output_age: seconds since its log was last written to; None where there is no log.
         seconds: seconds since the lease was taken, by the wall clock.
         waiters: how many calls wait for it in processes that can be seen from here; None where that cannot be told.
     """
 
-    __slots__ = ("commands", "owner", "seconds", "state", "step", "waiters")
+    __slots__ = ("commands", "output_age", "owner", "processes", "seconds", "state", "step", "waiters")
 
     def __init__(self, holder: Owner, state: str, waiters: int | None) -> None:
         self.owner = holder
         self.state = state
         self.step = attempt.progress(holder.log)
         self.commands = attempt.running_commands(holder.log)
+        self.processes = activity.processes(holder) if state in ("running", "stopped") else []
+        self.output_age = activity.output_age(holder)
         self.seconds = max(0.0, time.time() - holder.since)
         self.waiters = waiters
 
     def record(self) -> dict[str, object]:
         """As plain values, for JSON."""
         fields = {name: getattr(self.owner, name) for name in self.owner.__slots__}
-        shown = ("state", "step", "commands", "seconds", "waiters")
-        return {**fields, **{name: getattr(self, name) for name in shown}}
+        shown = ("state", "step", "commands", "output_age", "seconds", "waiters")
+        processes = [each._asdict() for each in self.processes]
+        return {**fields, **{name: getattr(self, name) for name in shown}, "processes": processes}
 
     def lines(self, width: int | None) -> list[str]:
         """As text: a headline, and what belongs to it; commands cut to ``width`` columns."""
@@ -63,12 +68,14 @@ class Build:
             f"  waiters  {waiters}",
             f"  recipe   {self.owner.recipe}",
             *(f"  command  {_cut(command, width)}" for command in self.commands),
+            *(f"  process  {line}" for line in activity.lines(self.processes)),
+            *([] if self.output_age is None else [f"  output   last {self.output_age:.0f} s ago"]),
             f"  log      {self.owner.log}",
         ]
         return [
             line
             for line in found
-            if self.state not in ("dead", "finished") or not line.startswith(("  waiters", "  command"))
+            if self.state not in ("dead", "finished") or not line.startswith(("  waiters", "  command", "  output"))
         ]
 
 

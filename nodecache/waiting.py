@@ -1,11 +1,12 @@
 """Waiting: what a process says while somebody else builds for it.
 
 Quiet for two seconds, then clear: who builds what, for how long, how far it is and where its log is; again at growing
-intervals. Where ranks are known, one waiter a node speaks. On a terminal, one waiter draws a bar instead.
+intervals. Of a job's ranks that wait on a node, the lowest speaks. On a terminal, one waiter draws a bar instead.
 """
 
 from __future__ import annotations
 
+import os
 import time
 
 from nodecache import attempt
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nodecache.bar import Bar
+    from nodecache.bell import Ear
     from nodecache.launchers import Node
     from nodecache.owner import Owner
 
@@ -26,6 +28,16 @@ LONGEST = 60.0
 
 REDRAW = 0.5
 """Seconds after which a bar is drawn anew."""
+
+
+JOB = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "PMIX_NAMESPACE"),
+    *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "PYTEST_XDIST_TESTRUNUID"),
+)
+"""Variables that are alike in the ranks of one job, and differ between jobs that wait for the same build."""
+
+_RANKS = 1 << 31
+"""More ranks than a job has."""
 
 
 class Voice:
@@ -46,6 +58,9 @@ class Voice:
         self._ended: float | None = None
         self.here: Node | None = None
         self.holder: Owner | None = None
+        self._ear: Ear | None = None
+        self._base = 0
+        self._halted = ""
 
     @property
     def waited(self) -> float:
@@ -57,16 +72,22 @@ class Voice:
         """When the wait began, in seconds since the epoch."""
         return time.time() - (0.0 if self._began is None else time.monotonic() - self._began)
 
-    def wait_for(self, read: Callable[[], Owner | None]) -> Owner | None:
-        """Note who is waited for, and speak when it is time."""
+    def wait_for(self, read: Callable[[], Owner | None], ear: Ear | None = None) -> Owner | None:
+        """Note who is waited for, and speak when it is time. The ranks of a job find each other through the ears."""
         if self._began is None:
             self._began = time.monotonic()
             from nodecache.launchers import node
 
             self.here = node()  # now, when there is time: it would come between the wake-up and the module
+            if ear is not None and self.here.local_rank is not None:
+                self._ear, self._base = ear, _job(self.here) * _RANKS
+                ear.be(self._base + self.here.local_rank)
         self.holder = read() or self.holder
         if self._bar is not None:
-            self._bar.show(self._name, self.holder)
+            if self.waited >= self._next:
+                self._next = self.waited + FIRST
+                self._halted = _halted(self.holder)
+            self._bar.show(self._name, self.holder, self._halted)
         elif self.waited >= self._next:
             self._next = min(self._next * 2, self._next + LONGEST)
             self._speak()
@@ -91,30 +112,51 @@ class Voice:
         from nodecache.bar import begin
         from nodecache.printable import logger
 
-        if self._speaks():
+        speaks = self._speaks()
+        if speaks:
             self._bar = begin()
             if self._bar is not None:
                 self._bar.show(self._name, self.holder)
                 return
 
         log = logger()
-        level = logging.WARNING if self._verbose or self._speaks() else logging.DEBUG
+        level = logging.WARNING if self._verbose or speaks else logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
         if self.holder is None:
             log.log(level, "waiting for %r for %.0f s; its builder has not said who it is yet", self._name, self.waited)
             return
+        from nodecache.activity import phrase
+
         step = attempt.progress(self.holder.log)
         log.log(
             level,
-            "waiting for %r: %s has been building it for %.0f s%s; log: %s",
+            "waiting for %r: %s has been building it for %.0f s%s%s; log: %s",
             self._name,
             self.holder.label,
             max(0.0, time.time() - self.holder.since),  # the wall clock may have been set back
             f", {step}" if step else "",
+            phrase(self.holder),
             self.holder.log,
         )
 
     def _speaks(self) -> bool:
-        """One waiter a node: local rank 0, or 1 where 0 is the one that builds; everybody where ranks are not known."""
-        mine = self.here.local_rank if self.here else None
-        zero_builds = self.holder is not None and self.holder.local_rank == 0
-        return mine is None or mine == 0 or (mine == 1 and zero_builds)
+        """Whether nobody of a lower local rank waits on this node; where that cannot be told, everybody speaks."""
+        return self._ear is None or self._ear.is_lowest(self._base)
+
+
+def _halted(holder: Owner | None) -> str:
+    """A builder's process that cannot go on by itself, for a bar."""
+    if holder is None:
+        return ""
+    from nodecache.activity import processes
+
+    return next((each.label for each in processes(holder) if each.halted), "")
+
+
+def _job(here: Node) -> int:
+    """A number of 28 bits that the ranks of a job share."""
+    from nodecache.digest import digest_items
+
+    names = [(name, os.environ.get(name, "")) for name in JOB]
+    return int(digest_items([*names, ("world size", str(here.world_size))])[:7], 16)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
+
+import pytest
 
 from nodecache.__main__ import main
 
@@ -67,6 +71,84 @@ def test_a_stopped_builder_is_told_from_a_running_and_a_dead_one(start, tiny, co
     status, (build,) = told(capsys)
     assert (status, build["state"]) == (3, "stopped")
     child.kill(signal.SIGCONT)
+    child.kill()
+
+
+BLOCKS = """\
+import os, sys
+os.mkfifo("blocks")
+# The parent is blocked in the kernel until its child has executed a program, and the child waits for somebody to write.
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "blocks", os.O_RDONLY, 0)])
+"""
+
+
+@pytest.mark.parametrize("state", ["stopped", "blocked"])
+def test_a_compiler_that_cannot_go_on_is_told_with_its_pid_its_cpu_time_and_the_age_of_its_output(
+    state, start, tiny, compiler, load_program, capsys, tmp_path, wait_until
+):
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    compiler.set(before="kill -STOP $$" if state == "stopped" else f"exec {sys.executable} {tmp_path / 'blocks.py'}")
+    child = start(load_program, "tiny", tiny())
+    compiler.wait_for(1)
+    pid = int(compiler.counter.read_text().split()[0])
+
+    def halted():
+        (build,) = told(capsys)[1]
+        return [build["processes"][0], build["output_age"]] if build["processes"][0]["state"] == state else None
+
+    wait_until(halted, 20, f"process that is {state}")
+    process, age = halted()
+    assert process["pid"] == pid
+    assert 0 <= process["cpu_seconds"] < 5
+    assert 0 <= age < 60
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    how = {"stopped": f"stopped (kill -CONT {pid} continues it)", "blocked": "blocked in the kernel"}[state]
+    assert re.search(rf"  process  \S+ \(pid {pid}\) {re.escape(how)}.*, \d+\.\d s of CPU time\n", out)
+    assert re.search(r"  output   last \d+ s ago\n", out)
+    child.kill()
+    child.wait()
+    assert main(["status"]) == 1
+    assert "output" not in capsys.readouterr().out
+
+
+def test_a_compiler_at_work_is_told_with_its_cpu_time(start, tiny, compiler, load_program, capsys, wait_until):
+    compiler.set(before=f"exec {sys.executable} -c 'while True: pass'")
+    child = start(load_program, "tiny", tiny())
+    compiler.wait_for(1)
+    pid = int(compiler.counter.read_text().split()[0])
+    wait_until(lambda: told(capsys)[1][0]["processes"][0]["cpu_seconds"] > 0.2, 30, "CPU time")
+    (process,) = told(capsys)[1][0]["processes"]
+    assert (process["pid"], process["state"]) == (pid, "running")
+    child.kill()
+
+
+def test_processes_that_end_while_they_are_read_or_are_hidden_are_left_out(
+    monkeypatch, start, tiny, compiler, wait_until
+):
+    from nodecache import activity
+    from nodecache.root import open_root
+    from nodecache.status import builds
+
+    compiler.set(before="sleep 60")
+    child = start("import sys, nodecache; nodecache.load('tiny', sys.argv[1:])", tiny())
+    compiler.wait_for(1)
+    read = activity.read_bytes
+
+    def hidden(path):
+        if path != f"/proc/{child.pid}/stat" and path.startswith("/proc/"):
+            raise PermissionError(path) if path.endswith("environ") else ProcessLookupError(path)
+        return read(path)
+
+    def programs():
+        return [process.program for process in builds(open_root())[0].processes]
+
+    wait_until(lambda: programs() == ["sleep"], 20, "compiler")
+    with monkeypatch.context() as kernel:
+        kernel.setattr(activity.os.path, "exists", lambda _: False)  # it has no lists of children
+        assert programs() == ["sleep"]
+    monkeypatch.setattr(activity, "read_bytes", hidden)
+    assert programs() == []
     child.kill()
 
 

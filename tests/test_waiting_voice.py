@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from nodecache import waiting
+from nodecache.root import open_root
+from nodecache.status import builds
 
 SAYS_WHEN = """\
 import logging, sys, time
@@ -36,6 +39,14 @@ def ranks(number, of=4):
     return dict.fromkeys(names, str(number)) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(of))
 
 
+def numbered(number):
+    return {} if number is None else ranks(number, of=5)
+
+
+def waiting_calls(root):
+    return sum(build.waiters or 0 for build in builds(open_root(root)))
+
+
 def lines(child):
     return [found for line in child.out.splitlines() if (found := LINE.fullmatch(line))]
 
@@ -55,7 +66,11 @@ def test_one_waiter_a_node_says_who_builds_since_when_how_far_and_where_its_log_
     for line in said:
         assert line["level"] == "WARNING"
         assert f"waiting for 'tiny': pid {builder.pid} (rank 2) on {os.uname().nodename}" in line["said"]
-        assert re.search(r"building it for \d+ s, step 1 of 2: compile tiny\.cpp; log: ", line["said"])
+        assert re.search(
+            r"building it for \d+ s, step 1 of 2: compile tiny\.cpp; "
+            r"sleep \(pid \d+\) sleeping, 0\.\d s of CPU time, last output \d+ s ago; log: ",
+            line["said"],
+        )
     assert waiters[1].out == waiters[3].out == builder.out == ""
     assert not any(child.err for child in [builder, *waiters.values()])
 
@@ -76,6 +91,89 @@ def test_the_log_grows_on_disk_while_the_compilers_run(start, tiny, compiler, ro
     assert later.startswith(early)
     assert "[1/3] compile tiny.cpp\n> step 2 of 3: compile more.cpp" in later
     assert builder.wait().status == 0
+
+
+@pytest.mark.parametrize(
+    ("by", "ask", "speak"),
+    [
+        pytest.param(0, (2, 3), (2,), id="rank 0 builds, and rank 1 does not ask"),
+        pytest.param(3, (1, 2, 4), (1,), id="rank 0 does not ask"),
+        pytest.param(None, (1, 2, None, None), (1, None, None), id="some have no rank"),
+    ],
+)
+def test_the_lowest_local_rank_that_waits_speaks_and_whoever_has_none(
+    by, ask, speak, start, tiny, compiler, wait_until, root
+):
+    compiler.set(before="until [ -e $GO ]; do sleep 0.1; done".replace("$GO", str(root.with_name("go"))))
+    source = tiny()
+    builder = start(SAYS_WHEN, source, env=numbered(by))
+    compiler.wait_for(1)
+    waiters = []
+    for number in ask:
+        waiters.append(start(SAYS_WHEN, source, env=numbered(number)))
+        wait_until(lambda: waiting_calls(root) == len(waiters), 30, f"{len(waiters)} waiters")
+    wait_until(lambda: sum(bool(lines(child)) for child in waiters) == len(speak), 30, "all that are to speak")
+    wait_until(lambda: len(lines(waiters[0])) >= 2, 30, "second word")
+    root.with_name("go").touch()
+    assert [child.wait(60).status for child in [builder, *waiters]] == [0] * (1 + len(ask))
+    assert [number for number, child in zip(ask, waiters, strict=True) if lines(child)] == list(speak)
+    assert builder.out == ""
+
+
+def test_when_the_one_that_speaks_dies_the_next_rank_does(start, tiny, compiler, wait_until, root):
+    compiler.set(before="sleep 300")
+    source = tiny()
+    start(SAYS_WHEN, source, env=ranks(0))
+    compiler.wait_for(1)
+    first = start(SAYS_WHEN, source, env=ranks(1))
+    wait_until(lambda: waiting_calls(root) == 1, 30, "waiter")
+    second, third = (start(SAYS_WHEN, source, env=ranks(number)) for number in (2, 3))
+    wait_until(lambda: waiting_calls(root) == 3, 30, "three waiters")
+    wait_until(lambda: lines(first), 30, "first word")
+    assert second.out == ""
+    first.kill()
+    first.wait()
+    wait_until(lambda: lines(second), 60, "word of the next rank")
+    assert third.out == ""
+
+
+def test_each_of_two_jobs_that_wait_for_one_build_has_a_rank_that_speaks(start, tiny, compiler, wait_until, root):
+    compiler.set(before="sleep 300")
+    source = tiny()
+    start(SAYS_WHEN, source, env=ranks(0) | {"MASTER_PORT": "29500"})
+    compiler.wait_for(1)
+    of_one = start(SAYS_WHEN, source, env=ranks(1) | {"MASTER_PORT": "29500"})
+    wait_until(lambda: waiting_calls(root) == 1, 30, "waiter")
+    of_other = start(SAYS_WHEN, source, env=ranks(2) | {"MASTER_PORT": "29501"})
+    wait_until(lambda: lines(of_one) and lines(of_other), 30, "word of both")
+
+
+def test_a_waiter_is_told_that_the_compiler_is_stopped_and_for_how_long_it_has_been_silent(
+    start, tiny, compiler, wait_until
+):
+    compiler.set(before="kill -STOP $$")
+    source = tiny()
+    builder = start(SAYS_WHEN, source)
+    compiler.wait_for(1)
+    (pid, _), *_ = [line.split() for line in compiler.counter.read_text().splitlines()]
+    waiter = start(SAYS_WHEN, source)
+    wait_until(lambda: lines(waiter), 30, "word")
+    said = lines(waiter)[0]["said"]
+    assert f"; counting-c++ (pid {pid}) stopped (kill -CONT {pid} continues it), 0." in said
+    assert re.search(r" s of CPU time, last output \d+ s ago; log: ", said)
+    os.kill(int(pid), signal.SIGCONT)
+    assert [child.wait(60).status for child in (builder, waiter)] == [0, 0]
+
+
+def test_a_waiter_whose_time_is_over_is_told_what_the_compiler_is_at(start, tiny, compiler):
+    compiler.set(before="kill -STOP $$")
+    source = tiny()
+    start(SAYS_WHEN, source)
+    compiler.wait_for(1)
+    (pid, _), *_ = [line.split() for line in compiler.counter.read_text().splitlines()]
+    impatient = start("import sys, nodecache; nodecache.load('tiny', [sys.argv[1]], timeout=0.5)", source).wait(60)
+    assert f"counting-c++ (pid {pid}) stopped (kill -CONT {pid} continues it)" in impatient.err
+    assert "LeaseTimeout" in impatient.err
 
 
 @pytest.mark.parametrize("case", ["rank 0 builds", "no ranks", "verbose"])
