@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from nodecache.digest import digest_bytes, read_bytes
 from nodecache.errors import BuildError
@@ -184,8 +186,11 @@ def append_history(root: Root, event: dict[str, object]) -> None:
 
     line = json.dumps(event).encode() + b"\n"
     path = root.at("attempts", "history")
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # A pipe without a reader would block, and one with a reader take the line away.
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "It is not a plain file", path)
         os.write(fd, line)
         if os.fstat(fd).st_size > HISTORY_LIMIT:
             _turn_over(fd, path)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 
 # The same class as hashlib.blake2b. hashlib itself also loads OpenSSL, which costs a hit a millisecond.
 from _blake2 import blake2b
 
 SIZE = 20
+LIMIT = 1 << 30
+"""Bytes that are read of any file that is held in memory."""
+
+_NULL = os.makedev(1, 3)
+"""/dev/null, which people give where an empty file is meant; on Linux its numbers are fixed."""
 
 
 class Digester:
@@ -56,15 +62,16 @@ class Handle(list[int]):
     __del__ = close
 
 
-def read_bytes(path: str) -> bytes:
-    """The whole file, in four system calls for a file that nobody is writing."""
+def read_bytes(path: str, limit: int = LIMIT) -> bytes:
+    """The whole plain file, in four system calls for a file that nobody is writing.
+
+    Raises:
+        OSError: it cannot be read, is not a plain file, or has more than ``limit`` bytes.
+    """
     handle = Handle()
     try:
-        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(fd)
-        if stat.S_ISFIFO(status.st_mode):
-            raise OSError(errno.ESPIPE, "It is a pipe", path)
-        return _rest(fd, status.st_size)
+        fd, status = _open_plain(handle, path, limit)
+        return _rest(fd, status.st_size, path, limit)
     finally:
         handle.close()
 
@@ -73,37 +80,64 @@ def read_own(path: str) -> bytes:
     """As :func:`read_bytes`, of a file that nobody but this user or root can have put there.
 
     Raises:
-        PermissionError: it belongs to somebody else, or is no plain file.
+        PermissionError: it belongs to somebody else.
     """
     handle = Handle()
     try:
-        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        status = os.fstat(fd)
-        if status.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(status.st_mode):
+        fd, status = _open_plain(handle, path, LIMIT, os.O_NOFOLLOW)
+        if status.st_uid not in (os.geteuid(), 0):
             raise PermissionError(errno.EACCES, "not a plain file of yours", path)
-        return _rest(fd, status.st_size)
+        return _rest(fd, status.st_size, path, LIMIT)
     finally:
         handle.close()
 
 
-def _rest(fd: int, size: int) -> bytes:
+def _open_plain(handle: Handle, path: str, limit: int, flags: int = 0) -> tuple[int, os.stat_result]:
+    """Open a file whose reading ends: a pipe or a device may never, and may be named in a record that others wrote."""
+    fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) and not (stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL):
+        number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+        raise OSError(number, "It is not a plain file", path)
+    if status.st_size > limit:
+        raise _too_big(path, limit)
+    return fd, status
+
+
+def _too_big(path: str, limit: int) -> OSError:
+    return OSError(errno.EOVERFLOW, f"It has more than {limit} bytes", path)
+
+
+def _rest(fd: int, size: int, path: str, limit: int) -> bytes:
     data = os.read(fd, size + 1)
     if len(data) == size:
         return data
     parts = [data]
+    left = limit - len(data)
     while more := os.read(fd, 1 << 20):
         parts.append(more)
+        left -= len(more)
+        if left < 0:
+            raise _too_big(path, limit)
     return b"".join(parts)
 
 
-def digest_file(path: str) -> str:
-    """Digest of a file's content, in bounded memory."""
+def digest_file(path: str, limit: int = sys.maxsize) -> str:
+    """Digest of a plain file's content, in bounded memory.
+
+    Raises:
+        OSError: as :func:`read_bytes`.
+    """
     state = blake2b(digest_size=SIZE)
     handle = Handle()
+    left = limit
     try:
-        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd, _ = _open_plain(handle, path, limit)
         while block := os.read(fd, 1 << 16):  # small enough for malloc not to ask the kernel each time
             state.update(block)
+            left -= len(block)
+            if left < 0:
+                raise _too_big(path, limit)
     finally:
         handle.close()
     return state.hexdigest()

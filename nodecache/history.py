@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nodecache.attempt import log_path
+from nodecache.attempt import HISTORY_LIMIT, log_path
 from nodecache.contents import Held, entries
 from nodecache.digest import read_bytes
 from nodecache.errors import SpecError
@@ -80,7 +80,7 @@ def events(root: Root) -> list[Event]:
     found = []
     for name in ("history.1", "history"):
         try:
-            lines = read_bytes(root.at("attempts", name)).splitlines()
+            lines = read_bytes(root.at("attempts", name), 16 * HISTORY_LIMIT).splitlines()
         except OSError:
             continue
         found += [event for line in lines if (event := _parse(line)) is not None]

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _TICKS = 50_000_000  # ns; five ticks of the slowest kernel clock
 BIG = 1 << 20
 """Bytes from which a file is only digested anew when its status has changed."""
+MOST = 200_000
+"""Inputs that a record may list; a build of all of torch reads some ten thousand files."""
+LARGEST = 1 << 34
+"""Bytes of an input that are read to compare it."""
 LIBRARIES = 1000
 """Rank from which a root is a folder of libraries; below it, one of headers, in the order of search."""
 
@@ -153,8 +157,10 @@ class Inputs:
         """The inverse of :meth:`lines`; lines of other sorts are left out.
 
         Raises:
-            ValueError: a number is none.
+            ValueError: a number is none, or there are too many lines.
         """
+        if len(lines) > MOST:
+            raise ValueError(f"{len(lines)} inputs are more than any build has")
         found = cls()
         for at, line in enumerate(lines):
             sort, _, rest = line.partition("\t")
@@ -216,7 +222,7 @@ class Eyes:
         found = self._digests.get(path)
         if found is None:
             try:
-                found = digest_file(path)
+                found = digest_file(path, LARGEST)
             except OSError:
                 found = ""
             self._digests[path] = found

@@ -279,9 +279,9 @@ def test_a_shared_object_without_a_valid_manifest_is_not_loaded(tiny, compiler, 
     first = start(load_program, "tiny", source).wait().json
     key = first["key"]
     shutil.copy(first["path"], tmp_path / "planted.so")
-    shutil.rmtree(root)
+    for name in ("entries", "recipes"):
+        shutil.rmtree(root / name)
     (root / "entries" / key).mkdir(parents=True)
-    root.chmod(0o700)
     shutil.copy(tmp_path / "planted.so", root / "entries" / key / "tiny.so")
     assert start(load_program, "tiny", source).wait().json["role"] == "built"
     assert compiler.compiles == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -132,3 +133,27 @@ def test_the_history_is_bounded_and_loses_no_line_that_is_not_old(start, root):
     for number in range(4):  # of each writer the last, and those without a gap
         keys = sorted(int(event.key) for event in found if event.pid == number)
         assert not keys or keys == list(range(keys[0], 300))
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a link to a device", "a link to a file", "a folder"])
+def test_a_history_that_is_no_plain_file_hangs_no_command_and_no_build(what, start, tiny, load_program, root, tmp_path):
+    source = tiny()
+    nodecache.load("tiny", [source])
+    for name in ("history", "history.1"):
+        path = root / "attempts" / name
+        path.unlink(missing_ok=True)
+        if what == "a pipe":
+            os.mkfifo(path)
+        elif what == "a folder":
+            path.mkdir()
+        else:
+            path.symlink_to("/dev/zero" if what == "a link to a device" else tmp_path / "other")
+    (tmp_path / "other").write_text("mine")
+    for command in (["log", "tiny"], ["report", "--output", str(tmp_path / "report.html")], ["history"], ["stats"]):
+        code = f"import sys; from nodecache.__main__ import main; sys.exit(main({command!r}))"
+        result = start(code).wait(30)
+        assert result.status == 0, (command, result.err)
+    source.write_text(source.read_text() + "// changed\n")
+    result = start(load_program, "tiny", source).wait(30)
+    assert result.json["role"] == "built"
+    assert (tmp_path / "other").read_text() == "mine"

@@ -190,7 +190,7 @@ def test_a_big_file_is_digested_again_only_when_its_status_changed(place, tmp_pa
 
     digested: list[str] = []
     real = inputs.digest_file
-    monkeypatch.setattr(inputs, "digest_file", lambda path: digested.append(path) or real(path))
+    monkeypatch.setattr(inputs, "digest_file", lambda path, limit: digested.append(path) or real(path, limit))
     add("too new to tell")
     assert look(place) == "k"
     assert digested == [str(big)]

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import nodecache
 from nodecache import compile as compile_module
+from nodecache.digest import digest_bytes, digest_file, read_bytes
 from nodecache.errors import InputsChanged
 from nodecache.extension import obtain
-from nodecache.inputs import Eyes, Inputs
+from nodecache.inputs import MOST, Eyes, Inputs
 from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies
 from nodecache.spec import Spec, read_sources
 
@@ -500,3 +501,43 @@ def test_inputs_are_read_back_as_they_were_written(files, shadows, veils, system
     back = Inputs.parse("\n".join(inputs.lines()).split("\n"))
     assert back.lines() == inputs.lines()
     assert (back.files, back.shadows, back.veils, back.system) == (files, shadows, veils, system)
+
+
+LOOKS = """\
+import sys
+from nodecache.inputs import Eyes
+print(repr(Eyes([]).digest(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("what", ["a device", "a link to a device", "a pipe", "a file without end", "a folder"])
+def test_an_input_whose_reading_may_never_end_is_not_read(what, start, tmp_path):
+    path = tmp_path / "input"
+    if what == "a device":
+        path = Path("/dev/zero")
+    elif what == "a link to a device":
+        path.symlink_to("/dev/zero")
+    elif what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a file without end":
+        with path.open("wb") as file:
+            file.truncate(1 << 42)
+    else:
+        path.mkdir()
+    assert start(LOOKS, path).wait(20).out == "''\n"
+
+
+def test_the_null_device_is_an_empty_file():
+    assert digest_file("/dev/null") == digest_bytes(read_bytes("/dev/null")) == digest_bytes(b"")
+
+
+def test_a_file_that_grows_past_the_limit_while_it_is_read_is_refused():
+    with pytest.raises(OSError, match="more than 5 bytes"):
+        read_bytes("/proc/self/status", 5)  # its status says that it is empty
+    with pytest.raises(OSError, match="more than 5 bytes"):
+        digest_file("/proc/self/status", 5)
+
+
+def test_more_inputs_than_any_build_has_are_refused():
+    with pytest.raises(ValueError, match="more than any build has"):
+        Inputs.parse(["file\tx\t/h"] * (MOST + 1))

@@ -16,6 +16,7 @@ import pytest
 import nodecache
 from nodecache.__main__ import main
 from nodecache.entry import damage
+from nodecache.inputs import Inputs
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
@@ -374,6 +375,26 @@ def test_what_is_damaged_in_the_tier_costs_one_line_and_is_replaced(shared, node
     node("c")
     assert nodecache.load("tiny", [tiny()]).__nodecache__.role == "fetched"
     assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize("what", ["device", "pipe"])
+def test_a_record_that_lists_a_device_or_a_pipe_as_an_input_hangs_nobody(
+    shared, node, tiny, tmp_path, start, load_program, what
+):
+    node("a")
+    nodecache.load("tiny", [tiny()])
+    [path] = records(shared)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    head, signature, body = path.read_bytes().split(b"\n", 2)
+    said = json.loads(body)
+    said["inputs"] = [f"file\t{'0' * 40}\t{'/dev/zero' if what == 'device' else pipe}"]
+    said["key"] = Inputs.parse(said["inputs"]).key(said["recipe"])
+    path.unlink()
+    path.with_name(said["key"]).write_bytes(b"\n".join((head, signature, json.dumps(said).encode())))
+    node("b")
+    result = start(load_program, "tiny", tiny()).wait(40)
+    assert (result.json["role"], result.json["sum"]) == ("built", 5)
 
 
 def test_an_archive_of_another_entry_under_the_right_digest_is_refused(shared, node, tiny, caplog):
