@@ -7,13 +7,13 @@ import os
 import stat
 
 from nodecache.digest import digest_bytes, read_bytes
-from nodecache.errors import BuildError
+from nodecache.errors import BuildError, NodecacheError
 from nodecache.root import Root, make_folder, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from nodecache.launchers import Node
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
             """What sort of thing it is."""
 
 
-_HEAD = "nodecache-failure 1"
+_HEAD = "nodecache-failure 2"
 KEEP_LOGS = 5
 HISTORY_LIMIT = 4 << 20
 """Bytes after which a new history is begun; the one before is kept."""
@@ -70,40 +70,57 @@ def record_failure(root: Root, recipe: str, error: BuildError, builder: str, inp
         inputs: what the recipe does not say of the attempt's inputs (header digests); a waiter whose own differ
             is not told.
     """
+    said: dict[str, object] = {
+        "message": str(error),
+        "first_error": error.first_error,
+        "log": error.log,
+        "builder": builder,
+        "inputs": inputs,
+    }
+    write_failure(root, recipe, error.attempt, said)
+
+
+def write_failure(root: Root, recipe: str, attempt: str, said: dict[str, object]) -> None:
+    """Put a failure's record in the place of the one before."""
     import json
 
     where = folder(root, recipe)
     make_folder(root, where)
-    body = json.dumps(
-        {
-            "message": str(error),
-            "first_error": error.first_error,
-            "log": error.log,
-            "builder": builder,
-            "inputs": inputs,
-        }
-    )
-    raw = body.encode()
-    replace_file(root, f"{where}/failure", f"{_HEAD} {error.attempt} {digest_bytes(raw)}\n".encode() + raw)
+    raw = json.dumps(said).encode()
+    replace_file(root, f"{where}/failure", f"{_HEAD} {attempt} {digest_bytes(raw)}\n".encode() + raw)
     _prune_logs(where)
 
 
-def told(root: Root, recipe: str, seen: str | None, same_inputs: Callable[[str], bool]) -> BuildError | None:
-    """The failure that a caller must be told: recorded after its call began (``seen``), with the same inputs."""
-    attempt = last_failure(root, recipe)
-    if attempt is None or attempt == seen:
-        return None
+def read_failure(root: Root, recipe: str) -> tuple[str, dict[str, Any]] | None:
+    """The last failure's id and what is recorded of it; None where there is none, or it is damaged."""
     import json
 
     try:
         head, _, raw = read_bytes(root.at("attempts", recipe, "failure")).partition(b"\n")
-        _, _, attempt, check = head.decode().split(" ")
-        if digest_bytes(raw) != check:
+        *words, attempt, check = head.decode().split(" ")
+        if " ".join(words) != _HEAD or digest_bytes(raw) != check:
             return None
-        said = json.loads(raw)
+        return attempt, json.loads(raw)
     except (OSError, ValueError):
         return None
-    if attempt == seen or not same_inputs(said["inputs"]):
+
+
+def told(root: Root, recipe: str, seen: str | None, same_inputs: Callable[[str], bool]) -> NodecacheError | None:
+    """The failure that a caller must be told: recorded after its call began (``seen``), with the same inputs.
+
+    A limit of the machine (:mod:`nodecache.limit`) depends on no inputs, and is told while its cause holds.
+    """
+    if last_failure(root, recipe) in (None, seen):
+        return None
+    found = read_failure(root, recipe)
+    if found is None or found[0] == seen:
+        return None
+    attempt, said = found
+    if "limit" in said:
+        from nodecache import limit
+
+        return limit.told(root, said)
+    if not same_inputs(said["inputs"]):
         return None
     first = said["first_error"]
     return BuildError(

@@ -11,7 +11,7 @@ import time
 
 from nodecache import attempt, entry, errand, index, lease, owner, staging
 from nodecache.entry import Entry
-from nodecache.errors import BuildError, InputsChanged, LeaseLost, LeaseTimeout, RootError
+from nodecache.errors import BuildError, InputsChanged, LeaseLost, LeaseTimeout, NodecacheError, RootError
 from nodecache.inputs import Eyes, Inputs
 from nodecache.root import Root, Telling, ensure_folders, make_folder
 from nodecache.waiting import Voice
@@ -131,7 +131,7 @@ class Request:
         self.eyes.forget()
         return self.look()
 
-    def _told(self) -> BuildError | None:
+    def _told(self) -> NodecacheError | None:
         def same(text: str) -> bool:
             return self.eyes.same(Inputs.parse(text.split("\n"))) is not None
 
@@ -169,7 +169,8 @@ class Request:
                     voice=voice,
                 )
         except BaseException as error:
-            self._note_wait(voice, {BuildError: "failed", LeaseTimeout: "timeout"}.get(type(error), "left"))
+            ends = {BuildError: "failed", RootError: "failed", LeaseTimeout: "timeout"}
+            self._note_wait(voice, ends.get(type(error), "left"))
             raise
         finally:
             voice.end()
@@ -190,6 +191,9 @@ class Request:
 
                 logger().warning("%s", lost)
                 return False
+            except (RootError, OSError, MemoryError) as error:
+                self._record_limit(got, error)
+                raise
             finally:
                 got.release()
             if tier is not None and made is not None:
@@ -257,6 +261,27 @@ class Request:
             from nodecache.printable import logger
 
             logger().warning("the failure of %r could not be recorded: %s", self.name, full)
+
+    def _record_limit(self, held: Lease, error: BaseException) -> None:
+        """Tell those who wait what this machine refused; they would only meet it as well. Space is measured now."""
+        from nodecache import limit
+
+        met = limit.limit_in(self.root, error)
+        if met is None or not held.is_mine():
+            return
+        try:
+            limit.record(
+                self.root,
+                self.recipe,
+                met,
+                builder=held.owner.label,
+                attempt_id=held.attempt,
+                seen=self._seen,
+            )
+        except RootError as full:
+            from nodecache.printable import logger
+
+            logger().warning("what stopped the build of %r could not be recorded: %s", self.name, full)
 
     def _publish(self, held: Lease, place: Staging, product: Product, started: float) -> Entry:
         """Seal, rename, index."""

@@ -14,7 +14,7 @@ from nodecache import elf
 from nodecache.attempt import log_path
 from nodecache.diagnosis import ended_from_outside, endings, failure_text, first_error, raise_if_limited
 from nodecache.digest import read_bytes
-from nodecache.errors import BuildError, BuildInterrupted, InputsChanged, RootError
+from nodecache.errors import BuildError, BuildInterrupted, InputsChanged
 from nodecache.inputs import Inputs
 from nodecache.jobs import job_count
 from nodecache.learn import Began, learn, parse_dependencies, parse_link_dependencies, state
@@ -266,4 +266,4 @@ def write_log_head(root: Root, path: str, lines: list[str]) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        raise RootError(str(root.failed(error, "writing the log"))) from error
+        raise root.failed(error, "writing the log") from error

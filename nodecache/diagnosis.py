@@ -74,16 +74,21 @@ def raise_if_limited(root: Root, staging: Staging, output: str) -> None:
         ("Cannot allocate memory", errno.ENOMEM),
         ("File too large", errno.EFBIG),
         ("Read-only file system", errno.EROFS),
+        ("Too many open files", errno.EMFILE),
+        ("Stale file handle", errno.ESTALE),
     ):
         if sentence not in said:
             continue
         temporary = os.path.realpath(staging.tmp)
         elsewhere = os.stat(temporary).st_dev != os.stat(root.path).st_dev
         if number == errno.ENOSPC and elsewhere and _free(temporary) < _free(root.path):
-            raise RootError(
+            remedy = "Free some, or set TMPDIR to a folder with more."
+            full = RootError(
                 f"No space for the compilers' temporary files in {temporary} (ENOSPC, {_free(temporary)} bytes are "
-                f"left). Nothing was published. Free some, or set TMPDIR to a folder with more."
+                f"left). Nothing was published. {remedy}"
             )
+            full.number, full.place, full.remedy = number, os.path.dirname(temporary), remedy
+            raise full
         raise root.failed(OSError(number, os.strerror(number)), "compiling")
 
 

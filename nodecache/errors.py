@@ -74,7 +74,17 @@ class NestedLease(NodecacheError, RuntimeError):
 
 
 class RootError(NodecacheError, RuntimeError):
-    """The root cannot be used: not writable, no space, mounted ``noexec``, not a folder."""
+    """The root cannot be used: not writable, no space, mounted ``noexec``, not a folder.
+
+    Attributes:
+        number: errno of the system call that this machine refused; None where it was none.
+        place: the folder that it was refused in; empty where that is not known, or does not matter.
+        remedy: the end of the message, where it is known on its own.
+    """
+
+    number: int | None = None
+    place: str = ""
+    remedy: str = ""
 
 
 class UnsafeRoot(RootError):

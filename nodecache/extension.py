@@ -195,6 +195,7 @@ def _miss(
 
         if "NODECACHE_NO_BUILD" in os.environ:
             _refuse_to_build(place, spec, recipe, fetched=False)
+        check_space(place, runs_code=spec.kind != "program")  # a wait may lie between the first check and this
         log = log_path(place, recipe.key, attempt)
         write_log_head(place, log, [f"nodecache builds {spec.name!r}, attempt {attempt}", f"recipe {recipe.key}"])
         with Telling(place, "building"):

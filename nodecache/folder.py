@@ -59,8 +59,9 @@ def get_or_build(
         RootError: the root cannot be used.
 
     Concurrency: any number of threads and processes may call it at once. One builds; if it dies, another does. An
-    exception from ``build`` is told to all who waited and is not tried again for them; KeyboardInterrupt, SystemExit,
-    MemoryError and OSErrors of this machine's limits (no space, too many files) end the builder only.
+    exception from ``build`` is told to all who waited and is not tried again for them. KeyboardInterrupt and SystemExit
+    end the builder only. So do MemoryError and OSErrors of this machine's limits (no space, too many files), until a
+    second build has met one: then all who waited get a RootError that says so.
     """
     began = time.monotonic()
     if not kind or len(kind) > KIND_LIMIT or not all(c.isalnum() or c in "_-." for c in kind) or not kind.isascii():
@@ -81,7 +82,9 @@ def get_or_build(
         except (BuildError, BuildInterrupted, MemoryError):
             raise
         except OSError as error:
-            if error.errno in _LIMITS:
+            from nodecache.limit import LIMITS
+
+            if error.errno in LIMITS:
                 raise
             raise _as_failure(kind, error, attempt_id, log) from error
         except Exception as error:
@@ -107,27 +110,6 @@ def get_or_build(
         request.obtain(use, timeout=timeout, verbose=False, began=began)
         found = outcomes[0].entry
     return Path(found.path)
-
-
-def _limits() -> frozenset[int]:
-    import errno
-
-    return frozenset(
-        {
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.ENOMEM,
-            errno.EAGAIN,
-            errno.EROFS,
-            errno.EIO,
-        }
-    )
-
-
-_LIMITS = _limits()
 
 
 def _as_failure(kind: str, error: Exception, attempt_id: str, log: str) -> BuildError:

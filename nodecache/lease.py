@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol, TypeVar
 
-    from nodecache.errors import BuildError
+    from nodecache.errors import NodecacheError
 
     Found = TypeVar("Found")
 
@@ -210,7 +210,7 @@ def take(
     *,
     name: str,
     look: Callable[[], Found | None],
-    told: Callable[[], BuildError | None],
+    told: Callable[[], NodecacheError | None],
     timeout: float | None,
     voice: Voice,
 ) -> Lease | Found:
@@ -229,7 +229,7 @@ def take(
         What ``look`` found, or a held lease with nothing to be found under it.
 
     Raises:
-        BuildError: what ``told`` gave.
+        BuildError, RootError: what ``told`` gave.
         LeaseTimeout: the time passed while another process held the lease.
 
     Concurrency: any number of threads and processes may call it for the same recipe. A waiter that leaves, by an
@@ -272,7 +272,7 @@ def _look_again(
     name: str,
     held: Claim,
     look: Callable[[], Found | None],
-    told: Callable[[], BuildError | None],
+    told: Callable[[], NodecacheError | None],
 ) -> Lease | Found:
     """Under the lock: the entry or the failure may have come since the last look."""
     try:

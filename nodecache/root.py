@@ -50,6 +50,15 @@ class Root:
 
     def failed(self, error: OSError, doing: str) -> RootError:
         """``error`` as an exception that says what, where, how much, and what to do about it."""
+        cause, remedy = self._told(error, doing)
+        failed = RootError(f"{cause} {remedy}")
+        failed.number = error.errno
+        failed.place = self.path if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        failed.remedy = remedy
+        return failed
+
+    def _told(self, error: OSError, doing: str) -> tuple[str, str]:
+        """What went wrong, and what to do about it."""
         name = errno.errorcode.get(error.errno or 0, str(error.errno))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             try:
@@ -57,26 +66,22 @@ class Root:
                 left = f"{disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left"
             except OSError:
                 left = "how much is left cannot be told"
-            return RootError(
-                f"No space for {doing} in {self.path} ({name}: {left}). Nothing was published. "
-                f"Free some, or {self.remedy()[0].lower()}{self.remedy()[1:]}"
+            return (
+                f"No space for {doing} in {self.path} ({name}: {left}). Nothing was published.",
+                f"Free some, or {self.remedy()[0].lower()}{self.remedy()[1:]}",
             )
         if error.errno == errno.EFBIG:
-            return RootError(
-                f"A file grew past this process's file size limit while {doing} in {self.path} ({name}). "
-                f"Nothing was published. Raise it (ulimit -f unlimited)."
-            )
+            cause = f"A file grew past this process's file size limit while {doing} in {self.path} ({name})."
+            return f"{cause} Nothing was published.", "Raise it (ulimit -f unlimited)."
         if error.errno in (errno.EAGAIN, errno.ENOMEM):
             what, how = ("processes", "-u") if error.errno == errno.EAGAIN else ("memory", "-v")
-            return RootError(
-                f"This process may have no more {what}, so {doing} failed ({name}). Nothing was published. Allow more "
-                f"(ulimit {how}, or the job's limit), or run fewer compilers at once (NODECACHE_JOBS=1)."
+            return (
+                f"This process may have no more {what}, so {doing} failed ({name}). Nothing was published.",
+                f"Allow more (ulimit {how}, or the job's limit), or run fewer compilers at once (NODECACHE_JOBS=1).",
             )
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return RootError(
-                f"Too many files are open for {doing} in {self.path} ({name}). Allow more: ulimit -n 4096."
-            )
-        return RootError(f"{doing} failed in {self.path}: {error.strerror} ({name}). {self.remedy()}")
+            return f"Too many files are open for {doing} in {self.path} ({name}).", "Allow more: ulimit -n 4096."
+        return f"{doing} failed in {self.path}: {error.strerror} ({name}).", self.remedy()
 
 
 class Telling:

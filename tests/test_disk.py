@@ -13,6 +13,7 @@ import pytest
 import nodecache
 from nodecache import root as module
 from nodecache.errors import BuildError, LoadError, RootError
+from tests.lease_checks import SAY_WHEN_WAITING, waiting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +114,55 @@ def test_a_full_root_says_what_where_how_much_and_the_next_load_works(keep, tiny
     assert start(TELL, "tiny", source).wait().json == {"role": "built", "sum": 5}
 
 
+@as_root
+def test_a_disk_that_fills_up_is_met_by_one_build_and_told_to_all_who_wait(
+    tiny, compiler, mounted, start, tmp_path, wait_until
+):
+    """Nobody compiles only to meet the same full disk; once space was freed, a later call builds."""
+    place = mounted("size=1m")
+    source = tiny(extra=BIG)
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    compiler.set(before=f"while [ ! -e {signs}/go ]; do sleep 0.05; done")
+    ranks = [start(SAY_WHEN_WAITING + TELL, "tiny", source, env={"SIGNS": str(signs)}) for _ in range(10)]
+    wait_until(lambda: waiting(signs) == len(ranks) - 1, 60, "waiters")
+    ballast = fill(place, 110 << 10)
+    (signs / "go").touch()
+    told = [rank.wait(60).json for rank in ranks]
+    assert [each["error"] for each in told] == ["RootError"] * len(ranks)
+    for each in told:
+        assert each["text"].startswith("No space for compiling"), each["text"]
+        assert each["text"].endswith("Free some, or set NODECACHE_ROOT to a folder of your own on a local disk.")
+        assert str(place) in each["text"]
+    assert sum("was not tried again here" in each["text"] for each in told) >= len(ranks) - 2
+    assert compiler.compiles <= 2
+    assert published(place) == []
+    ballast.unlink()
+    assert start(TELL, "tiny", source).wait().json == {"role": "built", "sum": 5}
+
+
+def test_a_limit_of_another_kind_is_tried_once_more_and_then_told_to_all_who_wait(
+    tiny, compiler, start, tmp_path, wait_until
+):
+    """The next process may have more descriptors left; when it has not, the others need not try."""
+    source = tiny()
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    gate = f"while [ ! -e {signs}/go ]; do sleep 0.05; done"
+    compiler.set(before=gate, instead='echo "as: x.o: Too many open files" >&2; exit 1')
+    ranks = [start(SAY_WHEN_WAITING + TELL, "tiny", source, env={"SIGNS": str(signs)}) for _ in range(6)]
+    wait_until(lambda: waiting(signs) == len(ranks) - 1, 60, "waiters")
+    (signs / "go").touch()
+    for rank in ranks:
+        said = rank.wait(60).json
+        assert said["error"] == "RootError"
+        assert said["text"].startswith("Too many files are open for compiling")
+        assert said["text"].endswith("Allow more: ulimit -n 4096.")
+    assert compiler.compiles == 2
+    compiler.set()
+    assert start(TELL, "tiny", source).wait().json == {"role": "built", "sum": 5}
+
+
 def test_a_file_system_that_does_not_tell_its_size_is_not_full(monkeypatch):
     """Some FUSE file systems say 0 of 0."""
     monkeypatch.setattr(module.os, "statvfs", lambda _: os.statvfs_result([4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255]))
@@ -189,12 +239,11 @@ def test_a_file_size_limit_is_told_and_the_next_load_works(limit, tiny, compiler
     ],
 )
 def test_a_tool_that_was_refused_something_did_not_fail(sentence, name, tiny, compiler, root):
-    """It is no verdict on the source: nobody who waits is told of it, and everybody may try again."""
+    """It is no verdict on the source: the next call tries again."""
     compiler.set(instead=f'echo "{sentence}" >&2; exit 1')
     source = tiny()
     with pytest.raises(RootError, match=name):
         nodecache.load("tiny", source)
-    assert not list((root / "attempts").glob("*/failure"))
     compiler.set()
     assert nodecache.load("tiny", source).add(2, 3) == 5
 

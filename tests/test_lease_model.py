@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from nodecache import lease
+from nodecache import lease, limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WHOLE = 2
 """Parts of a complete entry; each takes one *build* step."""
+
+TRIES = limit.TRIES
 
 ENDS = ("built", "hit", "failed", "was told", "dead")
 
@@ -35,6 +37,7 @@ class Call(NamedTuple):
         due: whether a failure was recorded since it began, so that it is to be told of it.
         late: whether it was granted the lock after the lock file had been unlinked.
         fails: whether its compile has failed.
+        limited: whether this machine refused its compile something.
     """
 
     at: str = "seen"
@@ -44,6 +47,7 @@ class Call(NamedTuple):
     due: bool = False
     late: bool = False
     fails: bool = False
+    limited: bool = False
 
 
 class State(NamedTuple):
@@ -55,7 +59,8 @@ class State(NamedTuple):
         stagings: how many parts each call's staging folder has; None where there is none.
         published: how many parts the entry has; None before it is there.
         indexed: whether the index names it.
-        failure: id of the recorded failure.
+        failure: id of the recorded failure or limit.
+        limits: how many builds in a row met a limit that the record tells of; 0 where it is a failure.
         unlinked: whether the cleaner has been there.
     """
 
@@ -67,6 +72,7 @@ class State(NamedTuple):
     published: int | None = None
     indexed: bool = False
     failure: int | None = None
+    limits: int = 0
     unlinked: bool = False
 
 
@@ -82,6 +88,8 @@ class Protocol:
     after_look = "told"
     after_build = "publish"
     after_forget = "erase"
+    limits = True
+    """Whether this machine may refuse a compile something."""
 
     def steps(self, state: State, me: int) -> Iterator[tuple[str, State]]:
         """What a call can do next: the step's name and the state after it."""
@@ -101,15 +109,18 @@ class Protocol:
         yield change(state, me, at="hit" if state.indexed else self.after_look)
 
     def told(self, state, me):
-        yield self.tell(state, me) or change(state, me, at="open")
+        yield from self.tell(state, me, change(state, me, at="open"))
 
-    def tell(self, state, me):
+    def tell(self, state, me, onward):
         call = state.calls[me]
         if state.failure is None or state.failure == call.seen:
-            return None
+            yield onward
+            return
         if not call.due:
             raise Violation("a call is told of a failure that was recorded before it began")
-        return change(state, me, at="was told")
+        if 0 < state.limits < TRIES:  # its cause may have gone
+            yield onward
+        yield change(unlock(state, me), me, at="was told")
 
     def open(self, state, me):  # the first half of "claim"
         path = state.path
@@ -136,8 +147,7 @@ class Protocol:
         yield change(unlock(state, me), me, at="hit") if state.indexed else change(state, me, at="told again")
 
     def told_again(self, state, me):
-        told = self.tell(state, me)
-        yield unlock(told, me) if told else change(state, me, at="write owner")
+        yield from self.tell(state, me, change(state, me, at="write owner"))
 
     def write_owner(self, state, me):
         before = state.owners[state.calls[me].inode]
@@ -155,7 +165,8 @@ class Protocol:
 
     def build(self, state, me):
         parts = state.stagings[me]
-        if parts is None and state.failure is not None and state.calls[me].due and not state.unlinked:
+        tried = state.failure is not None and state.limits in (0, TRIES)
+        if parts is None and tried and state.calls[me].due and not state.unlinked:
             raise Violation("a call compiles what failed after it began")
         if parts is None and state.indexed and not state.unlinked:
             raise Violation("a call compiles what is there")
@@ -165,6 +176,8 @@ class Protocol:
         else:
             yield change(more, me, at=self.after_build)
             yield change(more, me, at="record", fails=True)
+            if self.limits:
+                yield change(more, me, at="record", fails=True, limited=True)
 
     def publish(self, state, me):
         if state.published is None:
@@ -175,14 +188,18 @@ class Protocol:
         yield change(state._replace(indexed=True), me, at="forget")
 
     def forget(self, state, me):
-        yield change(state._replace(failure=None), me, at=self.after_forget)
+        yield change(state._replace(failure=None, limits=0), me, at=self.after_forget)
 
     def record(self, state, me):
         calls = tuple(
             call._replace(due=True) if call.begun and number != me else call for number, call in enumerate(state.calls)
         )
         stagings = put(state.stagings, me, None)
-        yield change(state._replace(calls=calls, failure=me, stagings=stagings), me, at="erase")
+        call = state.calls[me]
+        before = state.limits if state.failure != call.seen else 0
+        limits = min(before + 1, TRIES) if call.limited else 0
+        recorded = state._replace(calls=calls, failure=me, limits=limits, stagings=stagings)
+        yield change(recorded, me, at="erase", limited=False)
 
     def erase(self, state, me):
         yield change(state._replace(owners=put(state.owners, state.calls[me].inode, None)), me, at="let go")
@@ -276,10 +293,23 @@ def way(came_from: dict[State, tuple[State, str] | None], state: State) -> list[
     return steps[::-1]
 
 
-@pytest.mark.parametrize("cleaner", [False, True], ids=["undisturbed", "with a cleaner"])
-def test_every_promise_holds_in_every_interleaving_with_crashes_anywhere(cleaner):
-    states = explore(Protocol(), 3, cleaner=cleaner)
+class WithoutLimits(Protocol):
+    """Fewer states."""
+
+    limits = False
+
+
+@pytest.mark.parametrize(
+    ("protocol", "cleaner"), [(Protocol(), False), (WithoutLimits(), True)], ids=["with limits", "with a cleaner"]
+)
+def test_every_promise_holds_in_every_interleaving_with_crashes_anywhere(protocol, cleaner):
+    states = explore(protocol, 3, cleaner=cleaner)
     assert states > 10_000
+
+
+@pytest.mark.soak
+def test_every_promise_holds_with_limits_and_a_cleaner_together():
+    assert explore(Protocol(), 3, cleaner=True) > 100_000
 
 
 @pytest.mark.soak
@@ -351,6 +381,11 @@ class TellsOldFailures(Protocol):
         yield change(state, me, at="look", seen=None)
 
 
+class NeverTellsLimits(Protocol):
+    def tell(self, state, me, onward):
+        yield from [onward] if state.limits else super().tell(state, me, onward)
+
+
 class NoErase(Protocol):
     def erase(self, state, me):
         yield change(state, me, at="let go")
@@ -377,6 +412,7 @@ BROKEN = {
     LetsGoBeforeRecord: "too many builders",
     SweepsTheLiving: "an entry is not complete",
     TellsOldFailures: "recorded before it began",
+    NeverTellsLimits: "compiles what failed after it began",
     NoErase: "a living call is said to be dead",
     NoLetGo: "nobody can go on",
     CopiesInsteadOfRenames: "an entry is not complete",
