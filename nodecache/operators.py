@@ -141,10 +141,11 @@ class Guard:
 def _noted(folder: str) -> list[tuple[str, bool]] | None:
     """What the builder wrote down; None where it found nothing."""
     try:
-        with open(f"{folder}/{FILE}", "rb", buffering=0) as note:
-            lines = note.read().decode("ascii", "replace").splitlines()
+        fd = os.open(f"{folder}/{FILE}", os.O_RDONLY | os.O_CLOEXEC)  # the cheapest way to learn that it is not there
     except OSError:
         return None
+    with open(fd, "rb", buffering=0) as note:
+        lines = note.read().decode("ascii", "replace").splitlines()
     return [(namespace, bool(part)) for namespace, _, part in (line.partition("\t") for line in lines)]
 
 

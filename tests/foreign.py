@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,18 +39,40 @@ def installed(
             return place
         shutil.rmtree(place, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            done = subprocess.run(
-                [*command, *options, "--target", f"{folder}/all", *pins],
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=500,
-                check=False,
-            )
-            if done.returncode:
-                lacking(f"pip could not install what {name!r} needs: {done.stderr.strip()[-500:]}")
+            _pip("install", *options, "--target", f"{folder}/all", *pins, env=env)
             Path(folder, "all", "pins.txt").write_text(wanted)
             Path(folder, "all").rename(place)
     return place
+
+
+def file_of(pin: str, path: str) -> Path:
+    """One file of a package's wheel, as it is there; the first who asks downloads it.
+
+    Args:
+        pin: the requirement, with its exact version.
+        path: the file's path in the wheel.
+    """
+    place = Path(sys.prefix) / "foreign" / "files" / pin / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+                _pip("download", "--only-binary", ":all:", "--dest", folder, pin)
+                (wheel,) = Path(folder).glob("*.whl")
+                with zipfile.ZipFile(wheel) as archive:
+                    Path(archive.extract(path, f"{folder}/all")).rename(place)
+    return place
+
+
+def _pip(command: str, *words: str, env: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--no-deps", *words],
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    if done.returncode:
+        lacking(f"pip {command} failed for {' '.join(words)}: {done.stderr.strip()[-500:]}")
