@@ -390,10 +390,10 @@ def prune_(max_size: str | None, older_than: str | None, everything: bool, dry_r
     """
     from nodecache.prune import parse_age, parse_size, prune
 
-    if not (max_size or older_than or everything):
+    if max_size is None and older_than is None and not everything:
         raise click.UsageError("Say what may go: --max-size, --older-than or --all.")
-    size = parse_size(max_size) if max_size else None
-    age = parse_age(older_than) if older_than else None
+    size = None if max_size is None else parse_size(max_size, "--max-size")
+    age = None if older_than is None else parse_age(older_than, "--older-than")
     root = contents.find_root()
     if root is None:
         _say(f"There is no root at {contents.root_path()}: nothing to prune.")
@@ -492,7 +492,7 @@ def report_(output: str | None, since: str | None) -> None:
     from nodecache.prune import parse_age
     from nodecache.report import page
 
-    earliest = time.time() - parse_age(since) if since else 0.0
+    earliest = time.time() - parse_age(since, "--since") if since is not None else 0.0
     root = contents.find_root()
     found = [event for event in events(root) if event.started >= earliest] if root else []
     held = contents.entries(root) if root else []

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from nodecache import hold, lease, lock, mark, staging
 from nodecache.contents import PRUNED, Held, entries
 from nodecache.errors import NodecacheError, SpecError
+from nodecache.spec import seconds, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ PATIENCE = 5.0
 """Seconds to wait for a file system's answer to a lock call."""
 
 _KEY = re.compile(r"[0-9a-f]{40}")
+SIZE_LIMIT = 1 << 62
+"""Bytes; the largest size that is understood, more than a file system holds."""
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -59,28 +63,45 @@ class Pruned(NamedTuple):
         return sum(held.size for held in self.removed)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, what: str) -> int:
     """Bytes in ``5GB``, ``300M``, ``2.5GiB`` or ``1000``; units are powers of 1024.
 
+    Args:
+        text: a size, as a user wrote it.
+        what: the option or variable that has it, for messages.
+
     Raises:
-        SpecError: it is no size.
+        SpecError: it is no size, or is more than :data:`SIZE_LIMIT`.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise SpecError(f"{text!r} is no size. Write a number and a unit, such as 500MB or 5GB.")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+        raise SpecError(f"{what}: {text!r:.80} is no size. Write a number and a unit, such as 500MB or 5GB.")
+    return _size(what, float(found[1]) * _UNITS[found[2].upper()])
 
 
-def parse_age(text: str) -> float:
+def parse_age(text: str, what: str) -> float:
     """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``.
 
+    Args:
+        text: an age, as a user wrote it.
+        what: the option that has it, for messages.
+
     Raises:
-        SpecError: it is no age.
+        SpecError: it is no age, or is more than :data:`nodecache.spec.TIME_LIMIT`.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
     if found is None:
-        raise SpecError(f"{text!r} is no length of time. Write a number and one of s m h d w, such as 12h or 30d.")
-    return float(found[1]) * _SECONDS[found[2]]
+        raise SpecError(
+            f"{what}: {text!r:.80} is no length of time. Write a number and one of s m h d w, such as 12h or 30d."
+        )
+    return seconds(what, float(found[1]) * _SECONDS[found[2]]) or 0.0
+
+
+def _size(what: str, value: float) -> int:
+    # A comparison with NaN is false.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SIZE_LIMIT:
+        raise SpecError(f"{what} is not between 0 and {SIZE_LIMIT} bytes: {shown(value)}. Give such a number.")
+    return int(value)
 
 
 def prune(
@@ -102,9 +123,15 @@ def prune(
         dry_run: only say what would go.
         fresh: seconds for which a new entry stays whatever the limit.
 
+    Raises:
+        SpecError: ``max_size`` or ``older_than`` is no number, not finite, negative or too large. Nothing is removed.
+        RootError: the root is not nodecache's.
+
     Concurrency: safe while jobs run, and beside another prune. An entry whose recipe is being built stays, and so
     does a folder that a living process got from get_or_build.
     """
+    max_size = None if max_size is None else _size("max_size", max_size)
+    older_than = seconds("older_than", older_than)
     if not dry_run:
         mark.check(root)
     held = entries(root)
@@ -137,9 +164,9 @@ def keep_within(root: Root, limit: str) -> None:
 
     log = logger()
     try:
-        done = prune(root, max_size=parse_size(limit), fresh=FRESH)
+        done = prune(root, max_size=parse_size(limit, "NODECACHE_MAX_SIZE"), fresh=FRESH)
     except (NodecacheError, OSError) as error:
-        log.warning("NODECACHE_MAX_SIZE was not kept to: %s", error)
+        log.warning("the root was not pruned after this build: %s", error)
         return
     if done.removed:
         log.info("pruned %d entries, %d bytes, for NODECACHE_MAX_SIZE", len(done.removed), done.freed)

@@ -187,14 +187,22 @@ def seconds(what: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not hasattr(value, "__float__") or isinstance(value, complex):
-        raise SpecError(f"{what} is not a number of seconds: {value!r:.80}. Give a number, or None for no limit.")
+        raise SpecError(f"{what} is not a number of seconds: {shown(value)}. Give a number, or None for no limit.")
     # A comparison with NaN is false.
     if not 0 <= value <= TIME_LIMIT:  # type: ignore[operator]
         raise SpecError(
-            f"{what} is not between 0 and {TIME_LIMIT} seconds: {value!r:.80}. "
+            f"{what} is not between 0 and {TIME_LIMIT} seconds: {shown(value)}. "
             f"Give such a number, or None for no limit."
         )
     return float(value)
+
+
+def shown(value: object) -> str:
+    """An argument's value in a message, cut to 80 characters."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes out integers of up to 4300 digits
+        return "a number of thousands of digits"
 
 
 def paths(what: str, value: object) -> tuple[str, ...]:

@@ -218,27 +218,54 @@ def test_an_automatic_limit_is_kept_after_a_build(start, tiny, load_program):
 def test_a_limit_that_makes_no_sense_is_a_warning_and_the_build_is_good(start, tiny, load_program):
     result = start(load_program, "tiny", tiny(), env={"NODECACHE_MAX_SIZE": "plenty"}).wait()
     assert result.json["role"] == "built"
-    assert "NODECACHE_MAX_SIZE was not kept to: 'plenty' is no size" in result.err
+    assert "NODECACHE_MAX_SIZE: 'plenty' is no size" in result.err
+    endless = start(load_program, "more", tiny("more"), env={"NODECACHE_MAX_SIZE": "9" * 400}).wait()
+    assert endless.json["role"] == "built"
+    assert "NODECACHE_MAX_SIZE is not between 0 and" in endless.err
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("5GB", 5 << 30), ("300M", 300 << 20), ("2.5GiB", 5 << 29), ("1000", 1000), ("1 kb", 1024)]
 )
 def test_sizes_are_read(text, size):
-    assert prune.parse_size(text) == size
+    assert prune.parse_size(text, "--max-size") == size
 
 
 @pytest.mark.parametrize(("text", "age"), [("30d", 30 * DAY), ("12h", 43200), ("90m", 5400), ("2w", 14 * DAY)])
 def test_ages_are_read(text, age):
-    assert prune.parse_age(text) == age
+    assert prune.parse_age(text, "--older-than") == age
 
 
 @pytest.mark.parametrize("text", ["", "big", "-1GB", "5XB", "1e9", "5 days"])
 def test_what_is_no_size_and_no_age_is_refused(text):
-    with pytest.raises(SpecError, match="is no size"):
-        prune.parse_size(text)
-    with pytest.raises(SpecError, match="is no length of time"):
-        prune.parse_age(text)
+    with pytest.raises(SpecError, match=r"--max-size: .* is no size"):
+        prune.parse_size(text, "--max-size")
+    with pytest.raises(SpecError, match=r"--older-than: .* is no length of time"):
+        prune.parse_age(text, "--older-than")
+
+
+@pytest.mark.parametrize("text", [pytest.param("9" * 5000, id="long"), "nan", "inf", "-1", ""])
+@pytest.mark.parametrize("option", ["--max-size", "--older-than"])
+def test_a_size_or_an_age_that_cannot_be_is_an_error_that_names_the_option_and_removes_nothing(
+    option, text, tiny, capsys
+):
+    build(tiny, "tiny")
+    unit = "d" if option == "--older-than" else "GB"
+    assert main(["prune", "--all", f"{option}={text}{unit if text[:1] == '9' else ''}"]) == 2
+    said = capsys.readouterr().err
+    assert option in said
+    assert "Traceback" not in said
+    assert len(said) < 400
+    assert names() == ["tiny"]
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), pytest.param(10**5000, id="huge"), "5", True])
+@pytest.mark.parametrize("argument", ["max_size", "older_than"])
+def test_pruning_to_a_number_that_cannot_be_is_an_error_that_names_the_argument(argument, wrong, tiny):
+    build(tiny, "tiny")
+    with pytest.raises(SpecError, match=rf"^{argument} is not"):
+        prune.prune(open_root(), everything=True, **{argument: wrong})
+    assert names() == ["tiny"]
 
 
 def test_prune_needs_to_be_told_what_may_go(tiny, capsys):

@@ -24,6 +24,16 @@ from nodecache.torch import share as shared
 PROGRAM = Path(__file__).with_name("share_ranks.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "wrong", ["5", float("nan"), float("inf"), 10**19, pytest.param(10**5000, id="huge"), -1, True, [1]]
+)
+def test_a_time_limit_that_cannot_be_is_an_error_that_names_the_argument_before_anything_is_called(wrong):
+    called = []
+    with pytest.raises(nodecache.SpecError, match=r"^timeout is not"):
+        shared(lambda: called.append(1), timeout=wrong)
+    assert called == []
+
+
 @pytest.fixture
 def ranks(start, tmp_path):
     """``ranks([{...}, ...], timeout=30)``: start the ranks; see ``share_ranks.py``. ``root`` is a name."""
