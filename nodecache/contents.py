@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import Any, NamedTuple
 
 from nodecache import entry
@@ -152,7 +153,10 @@ def _held(root: Root, key: str, used: float) -> Held:
 
 
 def size_of(path: str) -> int:
-    """Bytes that a folder's files have."""
+    """Bytes that a folder's files have, or a file; of a link its own, not those of what it leads to."""
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:

@@ -219,6 +219,8 @@ def _remove(root: Root, held: Held) -> str:
         except FileNotFoundError:  # another prune was quicker
             return ""
         _clear(aside)
+        if os.path.lexists(aside):
+            return f"it cannot be removed as a whole; what is left of it is {aside}"
     finally:
         if handle is not None:
             handle.close()

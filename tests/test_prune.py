@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -266,6 +267,34 @@ def test_pruning_to_a_number_that_cannot_be_is_an_error_that_names_the_argument(
     with pytest.raises(SpecError, match=rf"^{argument} is not"):
         prune.prune(open_root(), everything=True, **{argument: wrong})
     assert names() == ["tiny"]
+
+
+def test_what_is_no_entry_but_is_called_like_one_is_removed_with_its_own_size(tiny, root, tmp_path, capsys):
+    build(tiny, "tiny")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x" * 5000)
+    (root / "entries" / ("a" * 40)).write_text("x" * 700)
+    (root / "entries" / ("b" * 40)).symlink_to(kept)
+    assert main(["prune", "--all"]) == 0
+    said = capsys.readouterr().out
+    assert "removed aaaaaaaaaaaa  (700 B)" in said
+    assert f"removed bbbbbbbbbbbb  ({len(str(kept))} B)" in said
+    assert list((root / "entries").iterdir()) == []
+    assert (kept / "file").stat().st_size == 5000
+
+
+def test_an_entry_whose_files_cannot_be_removed_is_not_told_as_removed(tiny, root, capsys, monkeypatch):
+    build(tiny, "tiny")
+    with monkeypatch.context() as disk:
+        disk.setattr(prune.shutil, "rmtree", lambda *_, **__: None)  # as for immutable files
+        assert main(["prune", "--all"]) == 1
+    said = capsys.readouterr().out
+    (rest,) = (root / "entries").iterdir()
+    assert re.search(rf"kept \w+ tiny: it cannot be removed as a whole; what is left of it is {rest}\n", said)
+    assert "0 entries, 0 B removed" in said
+    assert main(["prune", "--all"]) == 0
+    assert list((root / "entries").iterdir()) == []
 
 
 def test_prune_needs_to_be_told_what_may_go(tiny, capsys):
