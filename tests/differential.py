@@ -31,8 +31,9 @@ sys.path.insert(0, str(REPOSITORY))
 
 import nodecache  # noqa: E402
 
-SYSTEM = Path("/usr/include/protocols")
-"""A folder below the compiler's own search path, covered by a mount that belongs to this process."""
+SYSTEM = Path("/usr/include/protocols/system.h")
+LOCAL = Path("/usr/local/include/protocols/system.h")
+"""Headers that the compiler finds by itself, the second one first; ``/usr`` is a copy that only this process sees."""
 
 SOURCE = """\
 #include <Python.h>
@@ -80,7 +81,7 @@ HEADERS = {
     "inner": "src/deep/inner.h",
     "user": "inc/user.h",
     "marked": "marked/marked.h",
-    "system": str(SYSTEM / "system.h"),
+    "system": str(SYSTEM),
     "environment": "env0/environment.h",
 }
 DIGITS = st.integers(0, 9)
@@ -122,6 +123,7 @@ class Workspace(RuleBasedStateMachine):
     @initialize(digits=st.lists(DIGITS, min_size=9, max_size=9), bound=st.integers(0, 11))
     def make(self, digits: list[int], bound: int) -> None:
         os.environ["NODECACHE_ROOT"] = str(self.base / "cache")
+        LOCAL.unlink(missing_ok=True)
         self.bound = bound == 0
         self.environment = "env0"
         for (name, path), digit in zip(HEADERS.items(), digits, strict=False):
@@ -186,6 +188,23 @@ class Workspace(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["user.h", "marked.h", "protocols/system.h", "environment.h"]))
     def reveal(self, name: str) -> None:
         (self.root / "early" / name).unlink(missing_ok=True)
+
+    @rule(digit=DIGITS)
+    def link_system(self, digit: int) -> None:
+        """The system's header becomes a link to one of several, as update-alternatives does."""
+        self.write(str(SYSTEM.with_name(f"system.{digit}.h")), f"#define SYSTEM {digit}\n", "rename")
+        new = SYSTEM.with_name("new")
+        new.symlink_to(f"system.{digit}.h")
+        new.rename(SYSTEM)
+        os.utime(SYSTEM.parent, ns=(1, 1))
+
+    @rule(digit=st.none() | DIGITS)
+    def install_locally(self, digit: int | None) -> None:
+        """A header below /usr/local comes before the system's, or goes."""
+        if digit is None:
+            LOCAL.unlink(missing_ok=True)
+        else:
+            self.write(str(LOCAL), f"#define SYSTEM {digit}\n", "rename")
 
     @rule()
     def swap_folders(self) -> None:
@@ -280,6 +299,8 @@ class Workspace(RuleBasedStateMachine):
         COUNTS["states"] += module.__nodecache__.key not in self.keys
         self.keys.add(module.__nodecache__.key)
         assert module.value() == self.without_cache()
+        if self.builds % 3 == 0:
+            self.load_elsewhere(self.builds % (1 + len(PYTHONS)))
 
     @rule(choice=st.integers(0, len(PYTHONS)))
     def load_elsewhere(self, choice: int) -> None:
@@ -307,7 +328,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=None, help="another seed gives other sequences")
     chosen = parser.parse_args()
-    subprocess.run(["mount", "-t", "tmpfs", "none", str(SYSTEM)], check=True)
+    upper = tempfile.mkdtemp()
+    subprocess.run(["mount", "-t", "tmpfs", "none", upper], check=True)
+    for name in ("new", "work"):
+        os.mkdir(f"{upper}/{name}")
+    folders = f"lowerdir=/usr,upperdir={upper}/new,workdir={upper}/work"
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", folders, "/usr"], check=True)
     began = time.monotonic()
     machine = Workspace if chosen.seed is None else type(f"Workspace{chosen.seed}", (Workspace,), {})
     run_state_machine_as_test(
