@@ -209,9 +209,11 @@ def try_exclusive(fd: Descriptor, path: str, patience: float | None = None) -> b
     name = errno.errorcode.get(error.errno or 0, error.errno)
     if error.errno in UNSUPPORTED:
         raise LocksUnsupported(f"{path}: {error.strerror} ({name}, {kind})") from error
+    from nodecache.remedy import REFUSED
+
+    remedy = REFUSED if error.errno == errno.EPERM else "Set NODECACHE_ROOT to a folder on a local disk."
     raise RootError(
-        f"Locking {path} failed on a file system of type {kind}: {error.strerror} ({name}). "
-        f"Set NODECACHE_ROOT to a folder on a local disk."
+        f"Locking {path} failed on a file system of type {kind}: {error.strerror} ({name}). {remedy}"
     ) from error
 
 

@@ -81,7 +81,11 @@ class Root:
             )
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return f"Too many files are open for {doing} in {self.path} ({name}).", "Allow more: ulimit -n 4096."
-        return f"{doing} failed in {self.path}: {error.strerror} ({name}).", self.remedy()
+        from nodecache.remedy import at, fitting
+
+        where = at(error, self)
+        named = "" if where == self.path else f" at {where}"
+        return f"{doing} failed in {self.path}{named}: {error.strerror} ({name}).", fitting(error, self)
 
 
 class Telling:
@@ -186,10 +190,11 @@ def _make(root: Root) -> None:
 
 
 def _unusable(root: Root, error: OSError) -> RootError:
-    return RootError(
-        f"The root {root.path} ({root.source}) cannot be used: {error.strerror}. "
-        f"Set {VARIABLE} to a folder that you can write."
-    )
+    from nodecache.remedy import REFUSED
+
+    refused = error.errno in (errno.EPERM, errno.ENOSYS)
+    remedy = REFUSED if refused else f"Set {VARIABLE} to a folder that you can write."
+    return RootError(f"The root {root.path} ({root.source}) cannot be used: {error.strerror}. {remedy}")
 
 
 def _check(root: Root, chain: list[tuple[str, os.stat_result]], *, mark: bool) -> None:
