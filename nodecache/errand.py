@@ -71,6 +71,7 @@ class Errand:
     def __init__(self, task: Callable[[], Any]) -> None:
         self._task = task
         self._pid = os.getpid()
+        self.caller = threading.current_thread().name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._answers: SimpleQueue[_Job | None] = SimpleQueue()
         self._mutex = threading.Lock()
@@ -227,6 +228,12 @@ def wait(fds: list[int], events: int, seconds: float | None) -> bool:
 def pause(seconds: float) -> None:
     """Sleep, unless the caller leaves."""
     wait([], 0, seconds)
+
+
+def caller() -> str:
+    """Name of the thread that the errand is run for; outside an errand, of this one."""
+    errand = _current()
+    return threading.current_thread().name if errand is None else errand.caller
 
 
 def _current() -> Errand | None:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 
-from nodecache import attempt, bell, lock, owner
+from nodecache import attempt, bell, errand, lock, owner
 from nodecache.errors import BuildInterrupted, LeaseLost, LeaseTimeout, NestedLease
 from nodecache.owner import Owner
 from nodecache.root import Root, ensure_folders
@@ -69,6 +69,7 @@ class Lease:
         self.successor_of = claim.previous()
         log = attempt.log_path(root, recipe, self.attempt)
         self.owner = owner.this_process(attempt=self.attempt, recipe=recipe, name=name, log=log)
+        owner.note_thread(self.attempt, errand.caller())
         try:
             claim.write(self.owner)
             self._bell = bell.hang(bell_path(root, recipe))
@@ -100,6 +101,7 @@ class Lease:
     def release(self) -> None:
         """Let go, then wake who waits. Never fails: the descriptors are this process's own."""
         if os.getpid() == self._pid:
+            owner.forget_thread(self.attempt)
             self._claim.release()
             if self._bell is not None:
                 lock.close(self._bell)
@@ -322,6 +324,12 @@ def _timed_out(name: str, timeout: float, seen: Owner | None) -> LeaseTimeout:
         "stopped": f"Continue it (kill -CONT {seen.pid}), or end it (kill -9) and its lease is free at once.",
         "dead": "It is dead; its lease is free as soon as the kernel has let go of it: call again.",
     }.get(state, "Wait longer (timeout=), or end it, and its lease is free at once.")
+    thread = owner.thread_here(seen)
+    if thread is not None:
+        remedy = (
+            f"It is thread {thread!r} of this very process. If that build waits for this call, neither can end: "
+            f"get {name!r} before or after the build, not from a thread that it waits for."
+        )
     return LeaseTimeout(
         f"Waited {timeout:g} s for {name!r}, which {seen.label} has been building for {seconds:.0f} s "
         f"({state}{', ' + step if step else ''}{doing}; log {seen.log}). {remedy}"

@@ -122,6 +122,24 @@ def this_process(*, attempt: str, recipe: str, name: str, log: str) -> Owner:
     )
 
 
+_threads: dict[tuple[int, str], str] = {}
+
+
+def note_thread(attempt: str, thread: str) -> None:
+    """Remember which thread of this process an attempt is for."""
+    _threads[os.getpid(), attempt] = thread
+
+
+def forget_thread(attempt: str) -> None:
+    """The attempt has ended; nothing if it was not noted."""
+    _threads.pop((os.getpid(), attempt), None)
+
+
+def thread_here(owner: Owner) -> str | None:
+    """The thread of this very process that the owner is; None where it is another process."""
+    return _threads.get((os.getpid(), owner.attempt))
+
+
 def decode(data: bytes) -> Owner | None:
     """The record in ``data``; None for anything empty, cut, garbled, huge or from a version that is not known."""
     head, _, rest = data.partition(b"\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache import attempt
+from nodecache import attempt, owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ class Voice:
             self._bar = None
 
     def _speak(self) -> None:
+        thread = None if self.holder is None else owner.thread_here(self.holder)
+        if thread is not None:
+            self._warn_of_itself(thread)
+            return
         import logging
 
         from nodecache.bar import begin
@@ -138,6 +142,20 @@ class Voice:
             f", {step}" if step else "",
             phrase(self.holder),
             self.holder.log,
+        )
+
+    def _warn_of_itself(self, thread: str) -> None:
+        """Say that this very process builds it: the build may be waiting for this call, and neither would ever end."""
+        from nodecache.printable import logger
+
+        logger().warning(
+            "waiting for %r for %.0f s: thread %r of this very process (pid %d) builds it. If that build waits for "
+            "this call, neither can end: get %r before or after the build, not from a thread that it waits for.",
+            self._name,
+            self.waited,
+            thread,
+            os.getpid(),
+            self._name,
         )
 
     def _speaks(self) -> bool:

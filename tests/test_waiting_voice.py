@@ -258,3 +258,53 @@ def test_nobody_builds_for_itself_however_long_a_build_takes(start, tiny, compil
     results = [child.wait(150) for child in [start(load_program, "tiny", source) for _ in range(4)]]
     assert sorted(each.json["role"] for each in results) == ["built", "waited", "waited", "waited"]
     assert compiler.compiles == 1
+
+
+ASKS_FOR_ITSELF = """\
+import logging, sys, threading, time
+import nodecache
+class Times(logging.Handler):
+    def emit(self, record):
+        print(f"{time.monotonic() - began:.2f} {record.levelname} {record.getMessage()}", flush=True)
+logging.getLogger("nodecache").addHandler(Times())
+began = time.monotonic()
+timeout = float(sys.argv[1]) if len(sys.argv) > 1 else None
+def inner():
+    try:
+        nodecache.get_or_build("table", {"size": 1}, build, timeout=timeout)
+    except nodecache.LeaseTimeout as error:
+        print(f"{time.monotonic() - began:.2f} LeaseTimeout {error}", flush=True)
+def build(folder):
+    asking = threading.Thread(target=inner, name="asking", daemon=True)
+    asking.start()
+    asking.join()
+    (folder / "value").write_text("right")
+def outer():
+    nodecache.get_or_build("table", {"size": 1}, build)
+    print("built", flush=True)
+building = threading.Thread(target=outer, name="building", daemon=True)
+building.start()
+building.join()
+"""
+
+
+def test_a_build_that_waits_for_a_thread_that_waits_for_the_build_is_told_which_thread_it_is(start, wait_until):
+    """Every rank says so: each is the only one that knows. It waits on, because two threads may merely compete."""
+    child = start(ASKS_FOR_ITSELF, env=ranks(3))
+    wait_until(lambda: lines(child), 20, "warning")
+    (said,) = lines(child)[:1]
+    assert 2 <= float(said["at"]) < 10
+    assert said["level"] == "WARNING"
+    assert f"thread 'building' of this very process (pid {child.pid}) builds it" in said["said"]
+    assert "'table'" in said["said"]
+    child.kill()
+
+
+def test_a_timeout_ends_the_wait_of_a_build_for_itself_and_the_build_goes_on(start):
+    child = start(ASKS_FOR_ITSELF, 1, env=ranks(3))
+    assert child.wait(30).status == 0, child.err
+    (said,) = lines(child)
+    assert said["level"] == "LeaseTimeout"
+    assert 1 <= float(said["at"]) < 10
+    assert "It is thread 'building' of this very process" in said["said"]
+    assert child.out.endswith("built\n")
