@@ -336,7 +336,10 @@ def stamp(path: str, status: os.stat_result) -> str:
         return times
     # A whole second: no kernel, but the tool that made the image wrote this time. Another image has another identity.
     if status.st_dev not in _file_systems:
-        file_system = os.statvfs(path)
+        try:
+            file_system = os.statvfs(path)
+        except OSError:  # a sandbox refuses the question
+            return UNKNOWN
         _file_systems[status.st_dev] = "" if file_system.f_flag & os.ST_RDONLY else f"{file_system.f_fsid:x}"
     image = _file_systems[status.st_dev]
     return f"{times}.{image}" if image else UNKNOWN

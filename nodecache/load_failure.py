@@ -19,7 +19,7 @@ _OF_THE_COMPILER = ("GLIBCXX_", "CXXABI_", "GCC_")
 def load_failure(name: str, path: str, error: ImportError) -> str:
     """Why the loader refused, and what to do."""
     text = str(error).replace(f"{path}: ", "")
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+    if _is_noexec(path):
         return (
             f"{name!r} cannot be loaded: its root is on a file system that is mounted noexec ({path}). "
             f"Set NODECACHE_ROOT to a folder where code may run."
@@ -67,3 +67,11 @@ def _version_failure(name: str, path: str, text: str) -> str | None:
         f"{name!r} was built, and cannot be loaded here: {user} needs version {version} of "
         f"{os.path.basename(library)}, and the one that this process loads, {library}, does not have it. {remedy}"
     )
+
+
+def _is_noexec(path: str) -> bool:
+    """Whether no code may run where ``path`` is; false where that cannot be asked."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
