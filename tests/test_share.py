@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -352,3 +353,65 @@ def test_importing_the_drop_ins_does_not_import_share(start):
     result = start(code).wait()
     assert (result.status, result.err) == (0, "")
     assert share.share is shared
+
+
+REDUCE = """
+import torch
+whole = torch.ones(1)
+dist.all_reduce(whole)
+"""
+
+
+def in_a_collective(source, first):
+    """Four ranks that reduce a tensor, rank 0 after it has made the call ``first``."""
+    plan = []
+    for number in range(4):
+        own = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+        call = first if number == 0 or first.startswith("share") else ""
+        each = {"root": "a", "source": source, "env": own, "instead": f"{call}\n{REDUCE}"}
+        plan.append({**each, "after": "said['whole'] = whole.item()"})
+    return plan
+
+
+def test_a_rank_that_builds_while_the_others_are_in_a_collective_is_named_from_outside(
+    ranks, tiny, compiler, monkeypatch, tmp_path, capsys, wait_until
+):
+    go = tmp_path / "go"
+    compiler.set(before=f"until [ -e {go} ]; do sleep 0.1; done")
+    child = ranks(in_a_collective(str(tiny("lazy")), "nodecache.load('lazy', [source])"), timeout=4)
+    compiler.wait_for(1, 60)
+    monkeypatch.setenv("NODECACHE_ROOT", str(tmp_path / "a"))
+    others = [child.folder / f"{number}.json" for number in (1, 2, 3)]
+    wait_until(lambda: all(path.exists() for path in others), 60, "end of the others' collective")
+    assert {json.loads(path.read_text())["error"] for path in others} == {"RuntimeError"}  # the group's own limit
+    assert main(["status", "--json"]) == 0
+    (build,) = json.loads(capsys.readouterr().out)["builds"]
+    assert (build["name"], build["rank"], build["state"]) == ("lazy", 0, "running")
+    assert (build["pid"], build["waiters"]) == (int((child.folder / "0.pid").read_text()), 0)
+    assert build["seconds"] > 3
+    assert main(["status"]) == 0
+    assert re.search(rf"lazy: running\n.*pid {build['pid']} \(rank 0\) on .*\(\d+ s\)", capsys.readouterr().out)
+    go.touch()
+    child.wait(60)
+    assert main(["report"]) == 0
+    found = re.search(r"build of lazy by rank 0, pid (\d+) on \S+: built, ([\d.]+) s", capsys.readouterr().out)
+    assert int(found[1]) == build["pid"]
+    assert float(found[2]) > 3
+
+
+@pytest.mark.parametrize("remedy", ["share", "warm"])
+def test_a_module_that_is_shared_or_warmed_keeps_no_rank_waiting_in_a_collective(
+    remedy, ranks, tiny, compiler, monkeypatch, tmp_path
+):
+    """The build takes twice as long as the group's limit."""
+    compiler.set(before="sleep 8")
+    source = tiny("lazy")
+    call = "nodecache.load('lazy', [source])"
+    if remedy == "warm":
+        monkeypatch.setenv("NODECACHE_ROOT", str(tmp_path / "a"))
+        assert main(["warm", str(source)]) == 0
+    else:
+        call = f"share(lambda: {call})"
+    said = ranks(in_a_collective(str(source), call), timeout=4).wait(120).json
+    assert [each.get("whole") for each in said] == [4.0] * 4, said
+    assert compiler.compiles == 1
