@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache import attempt, entry, errand, index, lease, owner, staging
+from nodecache import attempt, entry, errand, index, lease, lock, owner, staging
 from nodecache.entry import Entry
 from nodecache.errors import BuildError, InputsChanged, LeaseLost, LeaseTimeout, NodecacheError, RootError
 from nodecache.inputs import Eyes, Inputs
@@ -324,7 +324,8 @@ class Request:
 
         log = logger()
         before = held.successor_of
-        if before is not None and before.pid != os.getpid() and owner.lives(before):
+        another = before is not None and before.pid != os.getpid()
+        if before is not None and another and not lock.is_local(self.root.path) and owner.lives(before):
             log.warning(
                 "%s has the lease of %r as well: the file system has given one lock to two. %s",
                 before.label,

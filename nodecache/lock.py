@@ -260,6 +260,11 @@ def is_current(fd: Descriptor, path: str) -> bool:
     return os.path.samestat(there, os.fstat(fd))
 
 
+def is_local(path: str) -> bool:
+    """Whether locks below a path are decided in this kernel, so that a granted one proves that nobody else has it."""
+    return file_system(path) in LOCAL
+
+
 def file_system(path: str) -> str:
     """Type of the file system that a path lies on, such as ``ext4``, ``nfs4`` or ``fuse.sshfs``; ``unknown``."""
     try:

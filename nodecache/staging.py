@@ -3,8 +3,8 @@
 It is dead only if that lock is free; then whoever builds next removes it, ends what is left of its compilers, and
 removes their temporary files. A folder of another node that shares the root is left alone: locks may not reach there.
 A record of its owner lies in the lock file. Where there are no kernel locks, proof of the owner's death is needed: no
-process of that number and start, or the lease's own verdict on that attempt. Where there are, proof of its life keeps
-the folder: some file systems give one lock to two mounts.
+process of that number and start, or the lease's own verdict on that attempt. Where there are, but
+not decided in this kernel, proof of its life keeps the folder: some file systems give one lock to two mounts.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _reaches(place: str, *, own: bool, same_host: bool) -> bool:
 
     if own and node().boot_id:
         return True
-    return same_host and lock.file_system(place) in lock.LOCAL
+    return same_host and lock.is_local(place)
 
 
 def _names(folder: str) -> list[str]:
@@ -187,8 +187,9 @@ def _sweep_one(path: str, *, known: bool) -> bool:
         if not lock.is_current(fd, file):
             return False
         record = owner.read(fd)
-        if record is not None and owner.lives(record):
-            return False  # the file system has given the lock to two
+        # Elsewhere a file system may give the lock to two. Here its owner let go, alive or not: by an exec, say.
+        if record is not None and not lock.is_local(path) and owner.lives(record):
+            return False
         _remove_tree(path)
     finally:
         lock.close(fd)

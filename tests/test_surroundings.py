@@ -319,11 +319,12 @@ time.sleep(60)
 """
 
 
-def test_a_living_builders_folder_is_kept_though_its_lock_is_granted_to_another(start, wait_until):
+def test_a_living_builders_folder_is_kept_though_its_lock_is_granted_to_another(start, wait_until, monkeypatch):
     """As by file systems that give one lock to two mounts."""
-    from nodecache import staging
+    from nodecache import lock, staging
     from nodecache.root import open_root
 
+    monkeypatch.setattr(lock, "is_local", lambda _: False)
     builder = start(LOSES_ITS_LOCK)
     wait_until(lambda: "\n" in builder.out, 20, "the folder")
     told = json.loads(builder.out)
@@ -333,3 +334,30 @@ def test_a_living_builders_folder_is_kept_though_its_lock_is_granted_to_another(
     builder.wait()
     assert staging.sweep(open_root()) == [told["mark"]]
     assert not os.path.exists(told["path"])
+
+
+BECOMES_ANOTHER_PROGRAM = """\
+import os, sys
+import nodecache
+def build(folder):
+    os.execv(sys.executable, [sys.executable, "-c", "import signal; print('another', flush=True); signal.pause()"])
+nodecache.get_or_build("table", {"size": 1}, build)
+"""
+BUILDS_TABLE = """\
+import nodecache
+folder = nodecache.get_or_build("table", {"size": 1}, lambda folder: (folder / "value").write_text("right"))
+print((folder / "value").read_text())
+"""
+
+
+def test_the_next_call_removes_what_a_builder_left_that_became_another_program(start, root, wait_until):
+    """That program has the builder's PID and start, and runs on."""
+    builder = start(BECOMES_ANOTHER_PROGRAM)
+    wait_until(lambda: "another" in builder.out, 30, "the other program")
+    assert len(list((root / "staging").iterdir())) == 1
+    result = start(BUILDS_TABLE).wait(30)
+    assert (result.status, result.out) == (0, "right\n"), result.err
+    assert "given one lock to two" not in result.err
+    assert builder.process.poll() is None
+    assert list((root / "staging").iterdir()) == []
+    builder.kill()
