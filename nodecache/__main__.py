@@ -1,7 +1,7 @@
 """The command line: ``nodecache`` and ``python -m nodecache``.
 
-``run``, ``status``, ``warm``, ``export`` and ``import`` work in a bare install, for jobs and images use them; the
-rest is on click and rich (``pip install 'nodecache[cli]'``).
+``run``, ``status``, ``warm``, ``export`` and ``import`` work without extras, because jobs and images need them. The
+other commands require click and rich (``pip install "nodecache[cli]"``).
 """
 
 from __future__ import annotations
