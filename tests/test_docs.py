@@ -31,11 +31,11 @@ NOT_VARIABLES = {
     *("HH", "HHIII", "IBBHQQ", "IHHII", "IIIBBH", "IIQQQQIIQQ"),  # formats of binary records
     *("COMMON_HIP", "COMMON_MSVC", "COMMON_NVCC_FLAGS", "MSVC_"),  # names in torch's module
     *("CXXABI_", "GCC_", "GLIBCXX_", "GLIBC_"),  # versions of symbols
-    *("CS_GNU_LIBC_VERSION", "PTX"),
+    *("CS_GNU_LIBC_VERSION", "SC_CLK_TCK", "PTX"),
     # Set for the tools, or where nodecache's own processes meet.
     *("LC_ALL", "NINJA_STATUS", "PWD", "PYTEST_XDIST_WORKER"),
 }
-"""Words in capitals that are no variable which a user could set."""
+"""Words in capitals that are not variables a user could set."""
 
 
 def steps(page):
