@@ -95,51 +95,6 @@ def test_case_61_a_build_that_takes_longer_than_the_groups_timeout_succeeds(rank
     assert compiler.compiles == 1
 
 
-MEET = "import torch; dist.all_reduce(torch.ones(1)); said['met'] = True"
-OTHER = "nodecache.load('other', [source])"
-GIVE_UP = f"try:\n    {MEET}\nexcept RuntimeError as e:\n    said['error'] = str(e)"
-
-
-@pytest.fixture
-def slow_and_built(tiny, compiler, tmp_path, start, load_program):
-    """Two sources: ``tiny`` takes longer to build than the group's timeout, ``other`` has been built."""
-    compiler.set(before='case "$*" in *tiny.cpp*) sleep 8 ;; esac')
-    other = tiny("other")
-    env = {"NODECACHE_ROOT": str(tmp_path / "a")}
-    assert start(load_program, "other", other, env=env).wait().json["role"] == "built"
-    slow = {"root": "a", "source": str(tiny())}
-    return slow, {"root": "a", "source": str(other)}
-
-
-def test_one_rank_builds_while_three_need_another_module_and_all_meet_afterwards(
-    ranks, slow_and_built, tmp_path, monkeypatch
-):
-    slow, built = slow_and_built
-    plan = [{**slow, "after": MEET}, *[{**built, "call": OTHER, "after": MEET}] * 3]
-    said = ranks(plan, timeout=5).wait(90).json
-    assert [each.get("met") for each in said] == [True] * 4, said
-    assert [each["role"] for each in said] == ["built", "hit", "hit", "hit"]
-    monkeypatch.setenv("NODECACHE_ROOT", str(tmp_path / "a"))
-    assert main(["report", "-o", str(tmp_path / "report.html")]) == 0
-    lines = (tmp_path / "a/attempts/history").read_text().splitlines()
-    [build] = [each for each in map(json.loads, lines) if each["name"] == "tiny"]
-    assert build["seconds"] > 8
-    assert build["rank"] is None or build["rank"] == 0
-    assert "tiny" in (tmp_path / "report.html").read_text()
-
-
-def test_without_share_a_rank_that_builds_lets_the_collective_of_the_others_time_out(ranks, slow_and_built):
-    """What the remedy is for: they wait in the collective, not in nodecache."""
-    slow, built = slow_and_built
-    plan = [
-        {**slow, "instead": "nodecache.load('tiny', [source])", "after": MEET},
-        *[{**built, "instead": OTHER, "after": GIVE_UP}] * 3,
-    ]
-    said = ranks(plan, timeout=5).wait(90).json
-    assert not any(each and each.get("met") for each in said)
-    assert any(each and "error" in each for each in said[1:])
-
-
 def test_a_build_that_fails_raises_on_every_rank_with_the_compilers_words(ranks, tiny, compiler):
     compiler.set(before="sleep 1", instead="echo 'broken.h:7: error: no way' >&2; exit 1")
     source = str(tiny())
