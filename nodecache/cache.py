@@ -185,7 +185,8 @@ class Request:
         tier = self._tier()
         try:
             try:
-                made = self._build(got, use, began, tier)
+                patience = None if timeout is None else max(lease.ANSWER, began + timeout - time.monotonic())
+                made = self._build(got, use, began, tier, patience)
             except LeaseLost as lost:
                 from nodecache.printable import logger
 
@@ -217,14 +218,22 @@ class Request:
         return Tier(self.root, self.recipe, self.name)
 
     def _build(
-        self, held: Lease, use: Callable[[Outcome], None], began: float, tier: Tier | None = None
+        self,
+        held: Lease,
+        use: Callable[[Outcome], None],
+        began: float,
+        tier: Tier | None = None,
+        patience: float | None = None,
     ) -> Entry | None:
         """Under the lease: build, publish, index; or record the failure. Returns what was built and published."""
         with Telling(self.root, "preparing a build"):
-            dead = staging.sweep(self.root, held.successor_of)
+            dead = staging.sweep(self.root, held.successor_of, patience)
             self._say_succession(held, dead)
             make_folder(self.root, attempt.folder(self.root, self.recipe))
-            place = staging.create(self.root, held.attempt)
+            try:
+                place = staging.create(self.root, held.attempt, patience)
+            except lock.LockSilent as silence:
+                raise lease.unanswered(self.root, self.name, time.monotonic() - began, silence) from None
         try:
             started = time.time()
             fetched = tier.fetch(self.eyes, place) if tier is not None else None

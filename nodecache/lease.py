@@ -252,7 +252,7 @@ def take(
             try:
                 held = claim(root, recipe, None if deadline is None else max(ANSWER, deadline - time.monotonic()))
             except lock.LockSilent as silence:
-                raise _unanswered(root, name, timeout or 0.0, silence) from None
+                raise unanswered(root, name, timeout or 0.0, silence) from None
             if held is not None:
                 return _look_again(root, recipe, name, held, look, told)
             left = float("inf") if deadline is None else deadline - time.monotonic()
@@ -301,7 +301,8 @@ def _see_what_others_made(root: Root) -> None:
             pass
 
 
-def _unanswered(root: Root, name: str, timeout: float, silence: lock.LockSilent) -> LeaseTimeout:
+def unanswered(root: Root, name: str, timeout: float, silence: lock.LockSilent) -> LeaseTimeout:
+    """What a caller is told whose time is over while the file system does not answer."""
     return LeaseTimeout(
         f"Waited {timeout:g} s for {name!r}: the file system has not answered a lock call on {silence} yet. "
         f"{root.remedy()}"

@@ -41,6 +41,10 @@ LOCAL = frozenset(
 )
 
 
+QUIET = 3.0
+"""Seconds without an answer to a lock call after which it is said."""
+
+
 class LocksUnsupported(Exception):
     """The file system under the root has no kernel locks. Its text is the path, the errno and the file system."""
 
@@ -217,6 +221,23 @@ def try_exclusive(fd: Descriptor, path: str, patience: float | None = None) -> b
     ) from error
 
 
+_said: set[str] = set()
+
+
+def _say_silence(what: str) -> None:
+    """Say once per process and file that a lock call does not return."""
+    if what not in _said:
+        _said.add(what)
+        from nodecache.printable import logger
+
+        logger().warning(
+            "the file system has not answered a lock call on %s for %.0f s; still waiting for it. Check its server, or "
+            "set NODECACHE_ROOT to a folder on a local disk.",
+            what,
+            QUIET,
+        )
+
+
 class _Ask:
     """One lock call, and who closes the descriptor when nobody wants the answer any more."""
 
@@ -240,8 +261,14 @@ class _Ask:
 
     def run_aside(self, patience: float | None, what: str) -> None:
         threading.Thread(target=self.run, name="nodecache-lock", daemon=True).start()
-        if not self._answered.wait(patience):
-            raise LockSilent(what)
+        early = QUIET if patience is None else min(QUIET, patience)
+        if self._answered.wait(early):
+            return
+        if patience is None or patience > early:
+            _say_silence(what)
+            if self._answered.wait(None if patience is None else patience - early):
+                return
+        raise LockSilent(what)
 
     def leave(self) -> None:
         with self._mutex:

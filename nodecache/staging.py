@@ -57,8 +57,10 @@ class Staging:
             lock.close(self._fd)
 
 
-def create(root: Root, attempt: str) -> Staging:
-    """Make and lock an attempt's folder.
+def create(root: Root, attempt: str, patience: float | None = None) -> Staging:
+    """Make and lock an attempt's folder. Raises LockSilent where its lock is not answered for ``patience`` seconds.
+
+    Then the folder stays for the next sweep: on such a file system its removal could hang as well.
 
     Between making and locking it a sweeper may take it for dead and remove it; then another is made, under another
     name, because that sweeper goes on to end whatever carries the first one's mark.
@@ -69,7 +71,7 @@ def create(root: Root, attempt: str) -> Staging:
         ensure_folders(root)
         try:
             os.mkdir(path, 0o700)
-            fd: lock.Descriptor | None = _lock_new(path, attempt)
+            fd: lock.Descriptor | None = _lock_new(path, attempt, patience)
         except (FileNotFoundError, _Swept):
             continue
         break
@@ -92,13 +94,13 @@ class _Swept(Exception):
     """A sweeper took the folder for dead before it was locked."""
 
 
-def _lock_new(path: str, attempt: str) -> lock.Descriptor | None:
+def _lock_new(path: str, attempt: str, patience: float | None) -> lock.Descriptor | None:
     """Lock a folder that was just made; None where only a record can say whose it is."""
     file = f"{path}/lock"
     fd = lock.open_lock(file)
     record = owner.this_process(attempt=attempt, recipe="", name="", log="")
     try:
-        if not lock.try_exclusive(fd, file):
+        if not lock.try_exclusive(fd, file, patience):
             raise _Swept
     except lock.LocksUnsupported:
         fd = lock.open_lock(file)
@@ -115,11 +117,12 @@ def _lock_new(path: str, attempt: str) -> lock.Descriptor | None:
     return fd
 
 
-def sweep(root: Root, succeeded: Owner | None = None) -> list[str]:
+def sweep(root: Root, succeeded: Owner | None = None, patience: float | None = None) -> list[str]:
     """Clean up after dead builders. Returns their marks.
 
     Args:
         succeeded: the dead holder of the lease that the caller has now.
+        patience: seconds after which a folder is left whose lock is not answered; None for ever.
 
     Concurrency: called under a lease, of any recipe. It never touches a folder whose builder lives: the builder's
     lock on it is the proof, whatever happened to the lock file of the lease.
@@ -131,7 +134,8 @@ def sweep(root: Root, succeeded: Owner | None = None) -> list[str]:
         found = _NAME.fullmatch(name)
         if found is None or not _reaches(place, own=found["boot"] == boot, same_host=found["host"] == host):
             continue
-        if _sweep_one(f"{place}/{name}", known=succeeded is not None and found["attempt"] == succeeded.attempt):
+        known = succeeded is not None and found["attempt"] == succeeded.attempt
+        if _sweep_one(f"{place}/{name}", known=known, patience=patience):
             dead.append(found["mark"])
     if dead:
         reap(dead)
@@ -160,7 +164,7 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _sweep_one(path: str, *, known: bool) -> bool:
+def _sweep_one(path: str, *, known: bool, patience: float | None) -> bool:
     """Remove a dead builder's folder; whether a builder had it when it died.
 
     Args:
@@ -175,8 +179,10 @@ def _sweep_one(path: str, *, known: bool) -> bool:
     except NotADirectoryError:
         return False
     try:
-        if not lock.try_exclusive(fd, file):
+        if not lock.try_exclusive(fd, file, patience):
             return False
+    except lock.LockSilent:
+        return False
     except lock.LocksUnsupported:
         record = owner.read_path(file)
         if not known and (record is None or owner.state(record) != "dead"):

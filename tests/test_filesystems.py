@@ -125,6 +125,32 @@ def test_a_lock_call_that_does_not_return_is_left_at_the_timeout_and_its_late_gr
     assert rank.wait(10).status == 0
 
 
+def test_a_timeout_holds_where_only_the_staging_folders_lock_is_not_answered(job, disk):
+    disk.set(flock={"delay": FOR_EVER, "match": "staging"})
+    rank = job.start(program=IMPATIENT)
+    job.until(lambda: "\n" in rank.out, 20, "timeout")
+    said = json.loads(rank.out)
+    assert said["error"] == "LeaseTimeout"
+    assert 2.5 <= said["seconds"] < 8
+    assert "has not answered a lock call" in said["text"]
+    assert "/staging/" in said["text"]
+    disk.set()
+    (result,) = job.ends(job.start())
+    assert result.json["role"] == "built"
+    assert rank.wait(10).status == 0
+
+
+@pytest.mark.parametrize("part", ["leases", "staging"])
+def test_without_a_timeout_a_lock_call_that_is_not_answered_is_told_within_seconds(part, job, disk):
+    disk.set(flock={"delay": FOR_EVER, "match": part})
+    rank = job.start()
+    job.until(lambda: "has not answered a lock call on" in rank.err, 20, "word")
+    assert f"/{part}/" in rank.err
+    disk.set()
+    (result,) = job.ends(rank)
+    assert result.json["role"] == "built"
+
+
 DOCTOR = """\
 import sys
 from nodecache import doctor
