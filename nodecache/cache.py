@@ -11,7 +11,15 @@ import time
 
 from nodecache import attempt, entry, errand, index, lease, lock, owner, staging
 from nodecache.entry import Entry
-from nodecache.errors import BuildError, InputsChanged, LeaseLost, LeaseTimeout, NodecacheError, RootError
+from nodecache.errors import (
+    BuildError,
+    InputsChanged,
+    LeaseLost,
+    LeaseTimeout,
+    NodecacheError,
+    RootError,
+    StagingCleaned,
+)
 from nodecache.inputs import Eyes, Inputs
 from nodecache.root import Root, Telling, ensure_folders, make_folder
 from nodecache.waiting import Voice
@@ -83,6 +91,7 @@ class Request:
     """
 
     __slots__ = (
+        "_cleaned",
         "_seen",
         "build",
         "eyes",
@@ -122,6 +131,7 @@ class Request:
         self.travels = travels
         self.eyes = Eyes(roots)
         self._seen = seen
+        self._cleaned = False
 
     def look(self) -> Entry | None:
         """The entry as things are now, or None."""
@@ -156,7 +166,7 @@ class Request:
             nesting.leave()
 
     def _obtain(self, use: Callable[[Outcome], None], timeout: float | None, voice: Voice, began: float) -> bool:
-        """Wait for the entry or build it; false when the lease was lost meanwhile: ask for it anew."""
+        """Wait for the entry or build it; false to ask for it again: the lease was lost, or staging cleaned."""
         try:
             with Telling(self.root, "asking for the lease"):
                 got = lease.take(
@@ -192,6 +202,9 @@ class Request:
 
                 logger().warning("%s", lost)
                 return False
+            except StagingCleaned as cleaned:
+                self._begin_again(cleaned)
+                return False
             except (RootError, OSError, MemoryError) as error:
                 self._record_limit(got, error)
                 raise
@@ -208,6 +221,20 @@ class Request:
 
             keep_within(self.root, limit)
         return True
+
+    def _begin_again(self, cleaned: StagingCleaned) -> None:
+        """Once in a call: say that its files were removed, and go on. Whoever waits may build it now, or this call."""
+        if self._cleaned:
+            raise cleaned
+        self._cleaned = True
+        from nodecache.printable import logger
+
+        logger().warning(
+            "files of %r were removed from its staging folder during the build, which starts over now. "
+            "Keep temp cleaners away from %s.",
+            self.name,
+            self.root.path,
+        )
 
     def _tier(self) -> Tier | None:
         """The place that nodes share, where there is one."""
@@ -246,8 +273,12 @@ class Request:
                 return None
             try:
                 product = self.build(place, held.attempt)
-            except BuildError as error:
+            except (BuildError, RootError, OSError) as error:
                 if not held.is_mine():
+                    raise
+                if place.was_cleaned():
+                    raise place.cleaned(self.root, self.name) from error
+                if not isinstance(error, BuildError):
                     raise
                 # Nobody can compare a file that keeps changing: everybody who waited is told.
                 inputs = "" if isinstance(error, InputsChanged) else self.failed_inputs(place)
@@ -256,6 +287,8 @@ class Request:
                 self._note(held, "failed", started)
                 raise
             held.ensure_mine()
+            if place.was_cleaned():
+                raise place.cleaned(self.root, self.name)
             found = self._publish(held, place, product, started)
             errand.in_caller(use, Outcome("built", found, time.monotonic() - began))
             return found if found.published else None

@@ -63,6 +63,7 @@ def compile_spec(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attem
         BuildError: a tool failed, or made nothing usable.
         InputsChanged: a file that it reads changed during each of several builds.
         BuildInterrupted: the tools were killed.
+        StagingCleaned: somebody removed what they were working on.
         RootError: no space, no right to write, a file size limit.
     """
     log = log_path(root, recipe.key, attempt)
@@ -209,10 +210,7 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
         )
     raise_if_limited(root, staging, output)  # first: a tool that finds no space misses its own file afterwards
     if _was_cleaned(spec, staging, output):
-        raise BuildInterrupted(
-            f"Files of {spec.name!r} were removed from its staging folder during the build ({staging.path}). "
-            f"Keep temp cleaners away from {root.path}, and call again."
-        )
+        raise staging.cleaned(root, spec.name)
     raise BuildError(
         failure_text(spec.name, output, log, ended),
         attempt=attempt,
@@ -223,7 +221,7 @@ def _run(root: Root, spec: Spec, recipe: Recipe, staging: Staging, attempt: str,
 
 def _was_cleaned(spec: Spec, staging: Staging, output: str) -> bool:
     """Whether somebody removed what the tools were working on; that says nothing about the sources."""
-    ours = ["build.ninja", "obj", "tmp", *(f"step/{number}.sh" for number in range(1, len(spec.sources) + 2))]
+    ours = ["build.ninja", "entry", "obj", "tmp", *(f"step/{number}.sh" for number in range(1, len(spec.sources) + 2))]
     ours += [snapshot_name(number, source) for number, source in enumerate(spec.sources)]
     if not all(os.path.exists(f"{staging.path}/{name}") for name in ours):
         return True

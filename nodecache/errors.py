@@ -61,6 +61,10 @@ class BuildInterrupted(NodecacheError, RuntimeError):
     """
 
 
+class StagingCleaned(BuildInterrupted):
+    """Somebody removed files of the build's staging folder. The first time in a call, the build starts over."""
+
+
 class LeaseTimeout(NodecacheError, TimeoutError):
     """The caller's ``timeout`` passed while somebody else was building."""
 

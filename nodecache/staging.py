@@ -17,7 +17,7 @@ import time
 
 from nodecache import lock, owner
 from nodecache.digest import digest_bytes
-from nodecache.errors import RootError, of_the_kernel
+from nodecache.errors import RootError, StagingCleaned, of_the_kernel
 from nodecache.root import Root, ensure_folders
 
 TYPE_CHECKING = False
@@ -47,6 +47,17 @@ class Staging:
         self.tmp = f"{path}/tmp"
         self._fd = fd
         self._pid = os.getpid()
+
+    def was_cleaned(self) -> bool:
+        """Whether somebody else has removed it, or its lock file, so that the next sweep will."""
+        return not os.path.lexists(f"{self.path}/lock")
+
+    def cleaned(self, root: Root, name: str) -> StagingCleaned:
+        """What to raise when files of it are gone."""
+        return StagingCleaned(
+            f"Files of {name!r} were removed from its staging folder during the build ({self.path}). "
+            f"Keep temp cleaners away from {root.path}, and call again."
+        )
 
     def remove(self) -> None:
         """Remove it. In a child that was forked meanwhile: nothing, it is the parent's."""

@@ -120,11 +120,30 @@ def test_a_missing_library_at_load_is_an_error_and_no_rebuild_loop(tiny, compile
 
 @pytest.mark.parametrize("gone", ["build.ninja", "step", "src", "tmp", "obj", ""], ids=str)
 def test_a_cleaner_in_the_staging_folder_is_no_failure_of_the_sources(gone, start, tiny, compiler, root):
-    """Case 50's kind: whoever waits goes on and builds, and nobody is told that the source is wrong."""
+    """The build starts over once; the second time is an error, and nobody is told that the source is wrong."""
     compiler.set(before="rm -rf $PWD/" + gone if gone else "rm -rf $PWD", instead="exit 1")
     source = tiny()
     with pytest.raises(nodecache.BuildInterrupted, match="removed from its staging folder"):
         nodecache.load("tiny", source)
+    assert compiler.compiles == 2
     assert not list((root / "attempts").glob("*/failure"))
     compiler.set()
     assert nodecache.load("tiny", source).add(2, 3) == 5
+
+
+@pytest.mark.parametrize("gone", ["", "lock", "src", "obj"], ids=lambda gone: gone or "all")
+def test_a_staging_folder_that_is_cleaned_once_costs_no_rank_its_module(
+    gone, start, tiny, compiler, load_program, root
+):
+    """One of the ranks builds again, with one warning; all get the module."""
+    once = f"mkdir {root}/cleaned 2> /dev/null && {{ sleep 1; rm -rf $PWD/{gone}; }}"
+    compiler.set(before=once)
+    source = tiny()
+    results = [rank.wait(60) for rank in [start(load_program, "tiny", source) for _ in range(4)]]
+    assert [result.status for result in results] == [0] * 4, [result.err for result in results]
+    assert [result.json["sum"] for result in results] == [5] * 4
+    assert compiler.compiles == 2
+    said = [line for result in results for line in result.err.splitlines() if "removed from its staging" in line]
+    assert len(said) == 1, said
+    assert f"Keep temp cleaners away from {root}." in said[0]
+    assert list((root / "staging").iterdir()) == []
