@@ -225,6 +225,10 @@ def _miss(
             spec, entry.file(spec.file_name), outcome.role, entry.key, began, builder.rank if builder else None
         )
         loaded.append(module)
+        if outcome.role == "built":
+            from nodecache.rank_roots import tell_of_rank_roots
+
+            tell_of_rank_roots(place)
 
     for _ in range(_VANISHED_TRIES):
         request = Request(
