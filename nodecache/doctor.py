@@ -319,7 +319,7 @@ def _locks(root: Root) -> Iterator[Finding]:
     try:
         fd = lock.open_lock(path)
         _try_lock(path)  # where calls do not return, this process must not be in one: then nothing could end it
-        if not lock.try_exclusive(fd, path, LOCK_SECONDS):
+        if not lock.try_exclusive(fd, path, LOCK_SECONDS, tell=False):
             yield Finding("locks", WRONG, f"A new file's lock is held by somebody on {kind}.", local)
             return
         while_held = _try_lock(path)

@@ -177,13 +177,14 @@ def open_lock(path: str) -> Descriptor:
         )
 
 
-def try_exclusive(fd: Descriptor, path: str, patience: float | None = None) -> bool:
+def try_exclusive(fd: Descriptor, path: str, patience: float | None = None, *, tell: bool = True) -> bool:
     """Ask for the exclusive lock without blocking.
 
     Args:
         fd: the open lock file. Unless the lock is granted it is closed, at once or when the call returns.
         path: its path.
         patience: seconds to wait for an answer where the file system is not known to give it at once; None for ever.
+        tell: whether to log that the answer is late; false where the caller reports it itself.
 
     Raises:
         LocksUnsupported: the file system has no locks.
@@ -197,7 +198,7 @@ def try_exclusive(fd: Descriptor, path: str, patience: float | None = None) -> b
         if kind in LOCAL:
             ask.run()
         else:
-            ask.run_aside(patience, f"{path} ({kind})")
+            ask.run_aside(patience, f"{path} ({kind})", tell=tell)
     except BaseException:
         ask.leave()
         raise
@@ -259,13 +260,14 @@ class _Ask:
         if late:
             close(self._fd)
 
-    def run_aside(self, patience: float | None, what: str) -> None:
+    def run_aside(self, patience: float | None, what: str, *, tell: bool) -> None:
         threading.Thread(target=self.run, name="nodecache-lock", daemon=True).start()
         early = QUIET if patience is None else min(QUIET, patience)
         if self._answered.wait(early):
             return
         if patience is None or patience > early:
-            _say_silence(what)
+            if tell:
+                _say_silence(what)
             if self._answered.wait(None if patience is None else patience - early):
                 return
         raise LockSilent(what)

@@ -122,7 +122,7 @@ def test_locks_that_do_not_exclude_are_found_with_a_second_process_in_bounded_ti
 def test_a_file_system_without_locks_is_noted_with_what_stands_in(monkeypatch, capsys):
     """Case 41."""
 
-    def refuse(fd, path, patience=None):
+    def refuse(fd, path, patience=None, *, tell=True):
         lock.close(fd)
         raise lock.LocksUnsupported(f"{path}: Function not implemented (ENOSYS, lustre)")
 
