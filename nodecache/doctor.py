@@ -22,7 +22,7 @@ from nodecache.interpreter import described, interpreter
 from nodecache.launchers import node
 from nodecache.mark import foreign
 from nodecache.packages import cuda_home, package_folder
-from nodecache.root import LEAST_BYTES, VARIABLE, Root, default_root, ensure_folders, open_root
+from nodecache.root import FOLDERS, LEAST_BYTES, VARIABLE, Root, default_root, make_folder, open_root
 from nodecache.tables import count, size
 
 if TYPE_CHECKING:
@@ -227,12 +227,21 @@ def _root() -> Iterator[Finding | Root]:
         return
     try:
         root = open_root()
-        ensure_folders(root)
+        yield from _folders(root)
         found = os.lstat(root.path)
         yield Finding("root", GOOD, f"{root.path} ({root.source}), mode {found.st_mode & 0o7777:04o}, yours")
         yield root
     except RootError as error:
         yield _wrong("root", error)
+
+
+def _folders(root: Root) -> Iterator[Finding]:
+    """Each of the root's folders that is damaged, or open to others."""
+    for name in FOLDERS:
+        try:
+            make_folder(root, root.at(name))
+        except RootError as error:
+            yield _wrong(name, error)
 
 
 def _disk(root: Root) -> Iterator[Finding]:
@@ -400,7 +409,11 @@ def _leftovers(root: Root) -> Iterator[Finding]:
             )
         else:
             yield Finding("builds", GOOD, f"{who} is building, since {since} ({build.seconds:.0f} s); leave it alone")
-    dead = sum(_is_leftover(root.at("staging", name)) for name in os.listdir(root.at("staging")))
+    try:
+        names = os.listdir(root.at("staging"))
+    except NotADirectoryError:  # told above
+        return
+    dead = sum(_is_leftover(root.at("staging", name)) for name in names)
     if dead:
         yield Finding(
             "leftovers",

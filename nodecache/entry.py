@@ -14,7 +14,7 @@ import time
 
 from nodecache.digest import digest_file, read_own
 from nodecache.errors import RootError
-from nodecache.root import Root, ensure_folders
+from nodecache.root import Root, ensure_folders, is_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -189,11 +189,33 @@ def _move_aside(path: str, aside: str) -> None:
         ) from error
 
 
+def unsafe(path: str) -> str | None:
+    """Why what is in an entry's place is not to be opened, or None: it is no folder, or others could write to it.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+    """
+    status = os.lstat(path)
+    if is_private(status):
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a link"
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a folder"
+    from nodecache.trust import open_to_others
+
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to uid {status.st_uid}"
+    fault = open_to_others(path, status, os.geteuid())
+    return f"others may write to it ({fault[0]})" if fault else None
+
+
 def damage(path: str, key: str) -> str | None:
     """What is wrong with an entry, every digest checked; None when it is sound."""
     try:
-        if os.path.islink(path):
-            return "it is a link"
+        wrong = unsafe(path)
+        if wrong is not None:
+            return wrong
         manifest = read_manifest(path)
         if manifest is None:
             return "its manifest is damaged"

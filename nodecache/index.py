@@ -12,10 +12,10 @@ import stat
 import time
 
 from nodecache.digest import digest_bytes, digest_file, read_own
-from nodecache.entry import MANIFEST, Entry, entry_path
+from nodecache.entry import MANIFEST, Entry, entry_path, unsafe
 from nodecache.errors import RootError
 from nodecache.inputs import Inputs, quote, unquote
-from nodecache.root import Root, make_folder, replace_file
+from nodecache.root import Root, check_folder, make_folder, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def look(root: Root, recipe: str, eyes: Eyes, *, keep: bool = True) -> Entry | N
     Writes only to remember what digests have shown, and not where ``keep`` is false. A damaged index file, or entry,
     is as good as none.
     """
-    for name in _names(root, recipe):
+    names = _names(root, recipe)
+    if not (names and _is_private(root, recipe)):
+        return None
+    for name in names:
         record = read(root, recipe, name)
         if record is None:
             continue
@@ -77,6 +80,17 @@ def look(root: Root, recipe: str, eyes: Eyes, *, keep: bool = True) -> Entry | N
             _note_use(root.at("recipes", recipe, name))
         return Entry(record.key, entry_path(root, record.key))
     return None
+
+
+def _is_private(root: Root, recipe: str) -> bool:
+    """Whether the folders that a hit goes through are there; an error where others could have moved things in them."""
+    try:
+        check_folder(root, root.at("recipes"))
+        check_folder(root, root.at("recipes", recipe))
+        check_folder(root, root.at("entries"))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _note_use(path: str) -> None:
@@ -137,6 +151,8 @@ def _outputs(root: Root, record: Record) -> tuple[bool, bool]:
     folder = entry_path(root, record.key)
     owners = (os.geteuid(), 0)
     try:
+        if unsafe(folder):
+            return False, False
         for digest, size, print_, name in record.outputs:
             path = f"{folder}/{name}"
             status = os.lstat(path)

@@ -15,7 +15,6 @@ from nodecache.errors import RootError, UnsafeRoot, of_the_kernel
 VARIABLE = "NODECACHE_ROOT"
 FOLDERS = ("recipes", "entries", "leases", "staging", "attempts", "tools")
 MARK = "nodecache-root"
-_OVERFLOW_UID = 65534
 LEAST_BYTES = 1 << 16
 LEAST_INODES = 32
 """What the smallest build takes of a file system."""
@@ -81,6 +80,10 @@ class Root:
             )
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return f"Too many files are open for {doing} in {self.path} ({name}).", "Allow more: ulimit -n 4096."
+        if error.errno == errno.ENOTDIR:
+            for path in map(self.at, FOLDERS):
+                if os.path.lexists(path) and not os.path.isdir(path):
+                    return f"{path} is not a folder, as it should be.", f"Move it away: mv {path} {path}.old"
         from nodecache.remedy import at, fitting
 
         where = at(error, self)
@@ -214,7 +217,10 @@ def _check(root: Root, chain: list[tuple[str, os.stat_result]], *, mark: bool) -
             f"Have its owner or root remove it, or {_set_another()}"
         )
     for folder, above in chain[:-1]:
-        check_above(root, folder, above, uid)
+        if above.st_uid not in (0, uid) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+            from nodecache.trust import check_above
+
+            check_above(root, folder, above, uid)
     if status.st_mode & 0o077:
         _tighten(root)
     if mark:
@@ -286,43 +292,26 @@ def _refuse_strangers(root: Root, fd: int) -> None:
             )
 
 
-def check_above(root: Root, folder: str, status: os.stat_result, uid: int) -> None:
-    """Nobody but the user and root may be able to rename what lies in ``folder``."""
-    mode = status.st_mode
-    if status.st_uid not in (0, uid) and not (status.st_uid == _OVERFLOW_UID and _inside_user_namespace()):
-        raise UnsafeRoot(
-            f"The root {root.path} lies below {folder}, which belongs to uid {status.st_uid}: "
-            f"they could swap it for their own code. {root.remedy()}"
-        )
-    if mode & stat.S_ISVTX:
-        return
-    if mode & 0o002 or (mode & 0o020 and not only_mine(status.st_gid, uid)):
-        raise UnsafeRoot(
-            f"The root {root.path} lies below {folder}, where others may write (mode {stat.S_IMODE(mode):04o}): "
-            f"they could swap it for their own code. chmod go-w {folder}, or {_set_another()}"
-        )
+def check_folder(root: Root, path: str) -> None:
+    """Refuse a folder below the root that another user could have written to: one status call, as a rule.
+
+    Whoever has it open from a time when the root was not closed needs no way to it.
+
+    Raises:
+        UnsafeRoot: it belongs to somebody else, or others may write to it.
+        RootError: it is not a folder.
+        FileNotFoundError: there is none.
+    """
+    status = os.lstat(path)
+    if not is_private(status):
+        from nodecache.trust import check_inside
+
+        check_inside(root, path, status)
 
 
-def only_mine(gid: int, uid: int) -> bool:
-    """Whether a group holds nobody but root, or is the private group that user tools make: same number, same name."""
-    if gid == 0:
-        return True
-    if gid != uid:
-        return False
-    import grp
-    import pwd
-
-    try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return False
-    return group.gr_name == user and set(group.gr_mem) <= {user}
-
-
-def _inside_user_namespace() -> bool:
-    """Whether unmapped owners show as the overflow uid here."""
-    with open("/proc/self/uid_map", "rb") as file:
-        return file.read().split() != [b"0", b"0", b"4294967295"]
+def is_private(status: os.stat_result) -> bool:
+    """Whether a status is that of a folder to which, by its owner and mode, only the user and root may write."""
+    return stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
 def ensure_folders(root: Root) -> None:
@@ -361,11 +350,19 @@ def check_space(root: Root, *, runs_code: bool) -> None:
 
 
 def make_folder(root: Root, path: str) -> None:
-    """Make one folder below the root, private to the user; no error if it is there."""
+    """Make one folder below the root, private to the user; no error if it is there and private.
+
+    Raises:
+        UnsafeRoot, RootError: as :func:`check_folder`, or it cannot be made.
+    """
     for _ in range(100):
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
+            try:
+                check_folder(root, path)
+            except FileNotFoundError:
+                continue
             return
         except FileNotFoundError:  # the root itself went away under us
             _make(root)

@@ -15,7 +15,8 @@ from nodecache.errors import NotBuilt, RootError, ToolchainError
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
-from nodecache.root import Root, check_above
+from nodecache.root import Root
+from nodecache.trust import check_above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

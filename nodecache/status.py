@@ -87,7 +87,7 @@ def builds(root: Root) -> list[Build]:
     """
     try:
         names = os.listdir(root.at("leases"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter is told by whoever needs the folder, and by doctor
         return []
     recipes = {name.rpartition(".")[0] for name in names if name.endswith((".lock", ".soft"))}
     holders = [(recipe, holder) for recipe in recipes if (holder := lease.holder(root, recipe)) is not None]

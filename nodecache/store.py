@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-from nodecache.root import only_mine
+from nodecache.trust import open_to_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,10 +98,11 @@ class FolderStore:
         if status.st_uid not in (os.geteuid(), 0) and status.st_gid != self._gid:
             whom = "you, root or the group in NODECACHE_REMOTE_GROUP" if self._gid is not None else "you or root"
             raise TierFault(f"{path} belongs to uid {status.st_uid}, not to {whom}")
-        if status.st_mode & 0o002 or (
-            status.st_mode & 0o020 and status.st_gid != self._gid and not only_mine(status.st_gid, os.geteuid())
-        ):
-            raise TierFault(f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):04o}); chmod go-w it")
+        if status.st_gid == self._gid and not status.st_mode & 0o002:  # its members are believed
+            return
+        fault = open_to_others(path, status, os.geteuid())
+        if fault:
+            raise TierFault(f"others may write to {path} ({fault[0]}); {fault[1]}")
 
     def _at(self, path: str) -> str:
         return f"{self._path}/{path}"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import struct
 from pathlib import Path
 
 import pytest
 
 import nodecache
 from nodecache import root as module
+from nodecache import trust
+from nodecache.__main__ import main
 from nodecache.errors import RootError, UnsafeRoot
 from nodecache.root import ensure_folders, open_root
 from tests.conftest import REPOSITORY
@@ -147,7 +150,7 @@ def test_a_folder_above_is_fine_where_nobody_else_can_swap_the_root(owner, group
             chosen(above / "root", monkeypatch)
 
 
-def test_a_private_groups_folder_above_is_fine_and_a_shared_groups_is_not(monkeypatch):
+def test_a_private_groups_folder_above_is_fine_and_a_shared_groups_is_not(monkeypatch, tmp_path):
     """Umask 002 with a group of one's own is the default of some distributions."""
     import grp
     import pwd
@@ -156,12 +159,12 @@ def test_a_private_groups_folder_above_is_fine_and_a_shared_groups_is_not(monkey
     root = module.Root("/home/u/x/root", "NODECACHE_ROOT")
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd(["u", "x", uid, 1000, "", "/", "/bin/sh"]))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(["u", "x", gid, []]))
-    module.check_above(root, "/home/u/x", status, 1000)
+    trust.check_above(root, str(tmp_path), status, 1000)
     for name, members in (("users", []), ("u", ["v"])):
         group = grp.struct_group([name, "x", 1000, members])
         monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
         with pytest.raises(UnsafeRoot):
-            module.check_above(root, "/home/u/x", status, 1000)
+            trust.check_above(root, str(tmp_path), status, 1000)
 
 
 @as_root
@@ -281,3 +284,91 @@ def test_a_line_break_in_the_roots_name_is_refused(tmp_path, monkeypatch):
 def test_a_relative_root_is_the_callers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert chosen("here", monkeypatch) == str(tmp_path / "here")
+
+
+def access_list(*named: tuple[int, int, int]) -> bytes:
+    """An access control list of version 2 as the kernel takes it, with ``(tag, permissions, number)`` of the named."""
+    nobody = 0xFFFFFFFF
+    lines = [(0x01, 7, nobody), *named, (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *line) for line in sorted(lines))
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("named", "refused"),
+    [
+        ((0x02, 7, 1500), True),  # a user who may write
+        ((0x08, 7, 1500), True),  # a group that may
+        ((0x02, 5, 1500), False),  # a user who may only read
+        ((0x02, 7, 0), False),  # root
+    ],
+)
+def test_a_folder_above_into_which_an_access_control_list_lets_another_write_is_refused(
+    named, refused, tmp_path, monkeypatch
+):
+    above = tmp_path / "above"
+    above.mkdir()
+    os.setxattr(above, "system.posix_acl_access", access_list(named))
+    assert mode(above) == 0o775  # the list shows as rights of the group, which is root's own
+    if not refused:
+        assert chosen(above / "root", monkeypatch) == str(above / "root")
+        return
+    with pytest.raises(UnsafeRoot, match=f"access control list.*setfacl -b {above}"):
+        chosen(above / "root", monkeypatch)
+
+
+@pytest.mark.parametrize("where", ["recipes", "entries", "recipes/*"])
+def test_a_hit_goes_through_no_folder_that_others_could_write_to(where, tiny, start, load_program, root):
+    """Whoever opened it before the root was closed still can."""
+    source = tiny()
+    nodecache.load("tiny", [source])
+    (folder,) = root.glob(where)
+    folder.chmod(0o777)
+    result = start(load_program, "tiny", source).wait()
+    assert result.status == 1
+    assert f"Others may write to {folder} (mode 0777)" in result.err
+    assert f"rm -rf {root}" in result.err
+
+
+@pytest.mark.parametrize("name", ["leases", "staging", "attempts", "tools"])
+def test_nothing_is_built_in_a_root_with_a_folder_that_others_could_write_to(name, tiny, start, load_program, root):
+    nodecache.load("tiny", [tiny()])
+    (root / name).chmod(0o777)
+    result = start(load_program, "other", tiny("other")).wait()
+    assert result.status == 1
+    assert f"Others may write to {root / name} (mode 0777)" in result.err
+
+
+def test_an_entry_whose_folder_others_could_write_to_is_replaced(tiny, start, load_program, root):
+    source = tiny()
+    path = Path(nodecache.load("tiny", [source]).__nodecache__.path)
+    path.parent.chmod(0o777)
+    result = start(load_program, "tiny", source).wait()
+    assert result.json["role"] == "built", result.err
+    assert mode(path.parent) == 0o700
+    assert start(load_program, "tiny", source).wait().json["role"] == "hit"
+
+
+@pytest.mark.parametrize("name", ["attempts", "leases", "staging", "recipes"])
+def test_a_file_in_the_place_of_one_of_the_roots_folders_is_named_and_costs_no_hit(
+    name, tiny, start, load_program, root, capfd
+):
+    source = tiny()
+    nodecache.load("tiny", [source])
+    shutil.rmtree(root / name)
+    (root / name).write_text("")
+    if name != "recipes":  # without the index nothing is found
+        assert start(load_program, "tiny", source).wait().json["role"] == "hit"
+    result = start(load_program, "other", tiny("other")).wait()
+    assert result.status == 1
+    assert f"{root / name} is not a folder" in result.err
+    assert f"mv {root / name} {root / name}.old" in result.err
+    for command in ("status", "report", "history", "list", "stats"):
+        assert main([command]) == 0, command
+    assert main(["log", "tiny"]) == 0
+    capfd.readouterr()
+    assert main(["doctor"]) == 1
+    assert f"{root / name} is not a folder" in capfd.readouterr().out
+    assert main(["prune", "--all"]) == (2 if name == "leases" else 0)  # it removes nothing without a lease
+    if name == "leases":
+        assert f"{root / name} is not a folder" in capfd.readouterr().err
