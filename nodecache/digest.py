@@ -13,6 +13,8 @@ from _blake2 import blake2b
 SIZE = 20
 LIMIT = 1 << 30
 """Bytes that are read of any file that is held in memory."""
+BLOCK = 1 << 16
+"""Bytes that are digested at a time: few enough for malloc not to ask the kernel each time."""
 
 _NULL = os.makedev(1, 3)
 """/dev/null, which people give where an empty file is meant; on Linux its numbers are fixed."""
@@ -82,12 +84,17 @@ def read_own(path: str) -> bytes:
     Raises:
         PermissionError: it belongs to somebody else.
     """
+    return read_own_with_time(path)[0]
+
+
+def read_own_with_time(path: str) -> tuple[bytes, float]:
+    """The same, and the file's modification time."""
     handle = Handle()
     try:
         fd, status = _open_plain(handle, path, LIMIT, os.O_NOFOLLOW)
         if status.st_uid not in (os.geteuid(), 0):
             raise PermissionError(errno.EACCES, "not a plain file of yours", path)
-        return _rest(fd, status.st_size, path, LIMIT)
+        return _rest(fd, status.st_size, path, LIMIT), status.st_mtime
     finally:
         handle.close()
 
@@ -95,13 +102,17 @@ def read_own(path: str) -> bytes:
 def _open_plain(handle: Handle, path: str, limit: int, flags: int = 0) -> tuple[int, os.stat_result]:
     """Open a file whose reading ends: a pipe or a device may never, and may be named in a record that others wrote."""
     fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    return fd, _check_plain(fd, path, limit)
+
+
+def _check_plain(fd: int, path: str, limit: int) -> os.stat_result:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) and not (stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL):
         number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
         raise OSError(number, "It is not a plain file", path)
     if status.st_size > limit:
         raise _too_big(path, limit)
-    return fd, status
+    return status
 
 
 def _too_big(path: str, limit: int) -> OSError:
@@ -132,10 +143,14 @@ def digest_file(path: str, limit: int = sys.maxsize) -> str:
     handle = Handle()
     left = limit
     try:
-        fd, _ = _open_plain(handle, path, limit)
-        while block := os.read(fd, 1 << 16):  # small enough for malloc not to ask the kernel each time
+        fd = handle.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        block = os.read(fd, BLOCK)
+        if len(block) in (0, BLOCK):  # else it is a small file, as nearly all are, and a hit saves a system call
+            _check_plain(fd, path, limit)
+        while block:
             state.update(block)
             left -= len(block)
+            block = os.read(fd, BLOCK)
             if left < 0:
                 raise _too_big(path, limit)
     finally:

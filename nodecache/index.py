@@ -11,7 +11,7 @@ import os
 import stat
 import time
 
-from nodecache.digest import digest_bytes, digest_file, read_own
+from nodecache.digest import digest_bytes, digest_file, read_own_with_time
 from nodecache.entry import MANIFEST, Entry, entry_path, unsafe
 from nodecache.errors import RootError
 from nodecache.inputs import Inputs, quote, unquote
@@ -40,14 +40,16 @@ class Record:
         name: the file's name: when it was added, and the key.
         inputs: what the build read.
         outputs: per file of the entry its digest, size in bytes, ``mtime.ctime.inode`` and name.
+        used: its file's time: when the entry was last used, to the day.
     """
 
-    __slots__ = ("inputs", "name", "outputs")
+    __slots__ = ("inputs", "name", "outputs", "used")
 
     def __init__(self, name: str, inputs: Inputs, outputs: list[tuple[str, int, str, str]]) -> None:
         self.name = name
         self.inputs = inputs
         self.outputs = outputs
+        self.used = 0.0
 
     @property
     def key(self) -> str:
@@ -77,7 +79,7 @@ def look(root: Root, recipe: str, eyes: Eyes, *, keep: bool = True) -> Entry | N
         if keep:
             if renewed or not fresh:
                 _refresh(root, recipe, record)
-            _note_use(root.at("recipes", recipe, name))
+            _note_use(root.at("recipes", recipe, name), record.used)
         return Entry(record.key, entry_path(root, record.key))
     return None
 
@@ -93,10 +95,10 @@ def _is_private(root: Root, recipe: str) -> bool:
     return True
 
 
-def _note_use(path: str) -> None:
+def _note_use(path: str, used: float) -> None:
     """Let an index file's time say when its entry was last used, to the day: a look that writes costs more than all."""
     try:
-        if time.time() - os.stat(path).st_mtime > DAY:
+        if time.time() - used > DAY:
             os.utime(path)
     except OSError:  # pruned meanwhile, or a root that is read-only
         pass
@@ -119,10 +121,13 @@ def _names(root: Root, recipe: str) -> list[str]:
 def read(root: Root, recipe: str, name: str) -> Record | None:
     """An index file; None when it is gone, damaged, or from a version that is not known."""
     try:
-        head, check, body = read_own(root.at("recipes", recipe, name)).split(b"\n", 2)
+        raw, used = read_own_with_time(root.at("recipes", recipe, name))
+        head, check, body = raw.split(b"\n", 2)
         if head != _HEAD or check != digest_bytes(body).encode():
             return None
-        return parse(name, os.fsdecode(body))  # paths, in whatever locale this process runs
+        record = parse(name, os.fsdecode(body))  # paths, in whatever locale this process runs
+        record.used = used
+        return record
     except (OSError, ValueError):
         return None
 
