@@ -126,10 +126,10 @@ def read(root: Root, recipe: str, name: str) -> Record | None:
         if head != _HEAD or check != digest_bytes(body).encode():
             return None
         record = parse(name, os.fsdecode(body))  # paths, in whatever locale this process runs
-        record.used = used
-        return record
     except (OSError, ValueError):
         return None
+    record.used = used
+    return record
 
 
 def parse(name: str, body: str) -> Record:
