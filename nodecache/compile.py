@@ -133,7 +133,7 @@ def _learn(recipe: Recipe, staging: Staging, began: Began) -> tuple[Inputs, dict
             found = [os.path.join(staging.path, said) for said in parse_dependencies(_text(path))]
             # The assembler also tells of files of before, by the names that the compiler gave them: they are not there.
             read += [said for said in found if not name.endswith(".as.d") or os.path.exists(said)]
-    return learn(recipe, read, linked, [staging.path, os.path.realpath(staging.tmp)], began)
+    return learn(recipe, read, linked, [os.path.realpath(staging.path), os.path.realpath(staging.tmp)], began)
 
 
 def _unknown(spec: Spec, recipe: Recipe, staging: Staging) -> str | None:

@@ -236,11 +236,11 @@ def _path_digest() -> str:
 
 
 def _print(path: str, status: os.stat_result) -> str:
-    """What changes when a program is replaced; its first block, which tells the build, where the status may not."""
+    """What changes when a program is replaced; its first block too, which tells the build, where a status may not."""
     times = stamp(path, status)
     if not times:
         with open(path, "rb") as file:
-            times = digest_bytes(file.read(4096))
+            times = f"{status.st_mtime_ns}.{status.st_ctime_ns}.{status.st_ino}.{digest_bytes(file.read(1 << 16))}"
     return f"{status.st_size} {times}"
 
 

@@ -127,7 +127,7 @@ def _signal_watch(recipe: Recipe) -> list[str]:
     behind = {os.path.basename(path) for path in map(os.path.realpath, recipe.compiler.programs)}
     if behind & {"ccache", "distcc", "icecc", "sccache"}:
         return []
-    return ["-wrapper", f"sh,{WATCH}"]
+    return ["-wrapper", f"/bin/sh,{WATCH}"]
 
 
 def _gcc_flags(spec: Spec, recipe: Recipe) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 import nodecache
 from nodecache.errors import BuildError, NodecacheError, RootError
+from nodecache.root import ensure_folders, open_root
 from tests import lease_checks
 from tests.lease_checks import damaged, names, nothing_is_left
 from tests.testbed.faultfs import FOR_EVER, FaultFS
@@ -163,9 +164,9 @@ sys.exit(main(["doctor", "--json"]))
 @pytest.mark.parametrize("after", [0, 2], ids=["every call", "while another holds it"])
 def test_doctor_ends_where_lock_calls_do_not_and_says_so(job, disk, start, after):
     """It must not make such a call itself: nothing can end a process that is in one."""
+    ensure_folders(open_root())
     dead = job.root / "staging/dead"
-    dead.mkdir(parents=True, mode=0o700)
-    job.root.chmod(0o700)
+    dead.mkdir(mode=0o700)
     (dead / "lock").touch()
     os.utime(dead, (1, 1))
     disk.set(flock={"delay": FOR_EVER, "after": after})

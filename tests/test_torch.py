@@ -302,7 +302,7 @@ def test_no_flags_are_the_same_however_they_are_not_given(light):
     ("one", "other", "same"), [("my_vec", "my_viz", False), ("my_vec", "my_vec_v2", True), ("a_v1", "a", True)]
 )
 def test_only_a_number_is_taken_for_one(one, other, same):
-    assert (drop_in._unnumbered(one) == drop_in._unnumbered(other)) is same
+    assert (operators._unnumbered(one) == operators._unnumbered(other)) is same
 
 
 def test_one_string_for_a_list_of_flags_is_refused(light):
