@@ -91,7 +91,8 @@ def test_a_cut_file_in_an_entry_is_built_again_once_and_nothing_else_is_touched(
     path = start(load_program, "tiny", tiny()).wait().json["path"]
     os.truncate(path, 100)
     began = compiler.compiles
-    started = [start(load_program, "tiny", tiny()) for _ in range(4)]
+    source = tiny()
+    started = [start(load_program, "tiny", source) for _ in range(4)]
     assert [process.wait().json["sum"] for process in started] == [5] * 4
     assert compiler.compiles == began + 1
     again = start(load_program, "other", tiny("other")).wait().json

@@ -138,10 +138,11 @@ def test_case_63_what_was_fetched_works_when_its_builder_and_the_tier_are_gone(
 
 
 def test_on_each_node_one_process_fetches_and_the_others_wait(shared, node, tiny, compiler, start, load_program):
+    source = tiny()  # written once: who reads it while it is written again reads half of it
     node("a")
-    nodecache.load("tiny", [tiny()])
+    nodecache.load("tiny", [source])
     env = {"NODECACHE_ROOT": str(node("b"))}
-    roles = [run.wait().json["role"] for run in [start(load_program, "tiny", tiny(), env=env) for _ in range(6)]]
+    roles = [run.wait().json["role"] for run in [start(load_program, "tiny", source, env=env) for _ in range(6)]]
     assert roles.count("fetched") == 1
     assert set(roles) <= {"fetched", "waited", "hit"}
     assert compiler.compiles == 1
