@@ -63,7 +63,7 @@ _stop_at(os.environ["STEP"], os.environ["WHEN"])
 def marked(root: Path) -> list[psutil.Process]:
     """Processes that belong to a build in this root, whoever started them."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["name"]):
         try:
             environment = process.environ()
             if MARK in environment and environment.get("NODECACHE_ROOT") == str(root):
@@ -117,7 +117,7 @@ def nothing_is_left(root: Path, temporary: Path, seconds: float = 10) -> None:
     """Within ten seconds no process of a dead build runs, and no staging or temporary folder is there."""
     deadline = time.monotonic() + seconds
     while True:
-        left = [f"{process.pid} {process.name()}" for process in marked(root) if process.is_running()]
+        left = [f"{process.pid} {process.info['name']}" for process in marked(root) if process.is_running()]
         folders = names(root / "staging") + names(temporary)
         if not left and not folders:
             return
