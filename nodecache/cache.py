@@ -261,8 +261,13 @@ class Request:
                 place = staging.create(self.root, held.attempt, patience)
             except lock.LockSilent as silence:
                 raise lease.unanswered(self.root, self.name, time.monotonic() - began, silence) from None
+        from nodecache.elsewhere import Presence, warn
+
+        presence = Presence(self.root, held.owner)
         try:
             started = time.time()
+            if presence.elsewhere:
+                warn(self.root, self.name)
             fetched = tier.fetch(self.eyes, place) if tier is not None else None
             if fetched is not None:
                 held.ensure_mine()
@@ -293,6 +298,7 @@ class Request:
             errand.in_caller(use, Outcome("built", found, time.monotonic() - began))
             return found if found.published else None
         finally:
+            presence.close()
             place.remove()
 
     def _record(self, held: Lease, error: BuildError, inputs: str) -> None:

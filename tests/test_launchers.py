@@ -429,3 +429,14 @@ print(events)
     command = [sys.executable, "-c", code, node_module.__file__]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["[]", "['open']", "[]"]
+
+
+def test_the_rank_variables_that_enroot_puts_into_a_container_of_srun_agree_with_sruns(under):
+    """Its hook for torch sets torch's ``env://`` variables from SLURM's."""
+    outer = under(SLURM)
+    copied = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
+    inner = under({**SLURM, **{name: SLURM[source] for name, source in copied.items()}})
+    numbers = ("rank", "local_rank", "world_size")
+    assert [getattr(inner, name) for name in numbers] == [getattr(outer, name) for name in numbers]
+    assert inner.label == outer.label
+    assert inner.notes == ()
