@@ -217,3 +217,49 @@ def test_spawned_children_are_covered_by_a_call_at_the_top_of_the_program(python
     )
     done = python(*RUN, path)
     assert done.stdout == "['built']\n", done.stderr
+
+
+BEHIND = """\
+import subprocess, sys
+code = "from torch.utils.cpp_extension import load; load('light', ['light.cpp'])"
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+child = subprocess.Popen([sys.executable, "-c", code], **quiet)
+from torch.utils.cpp_extension import load
+try:
+    module = load("light", ["light.cpp"])
+    print(module.__nodecache__.role)
+finally:
+    child.wait(100)
+"""
+
+
+@pytest.fixture
+def apart(tmp_path, monkeypatch):
+    """Torch's own build folder, which a program that nobody covers uses."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch's"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # torch looks for ninja there
+    return tmp_path / "torch's"
+
+
+def test_a_program_that_builds_the_same_through_torch_meanwhile_never_touches_the_entry(python, program, apart, root):
+    """The patch leaves a link to the entry in torch's folder; a linker that writes there must not write through it."""
+    program(LIGHT, "light.cpp")
+    path = program(BEHIND)
+    assert python(*RUN, path).stdout == "built\n"
+    (built,) = root.glob("entries/*/light.so")
+    before = built.stat()
+    assert python(*RUN, path).stdout == "hit\n"
+    (apart / "light/light.so").unlink()
+    assert python(*RUN, path).stdout == "hit\n"
+    assert (apart / "light/light.so").exists()
+    now = built.stat()
+    assert (now.st_ino, now.st_mtime_ns, now.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    assert python("-m", "nodecache", "verify").returncode == 0
+
+
+def test_the_parents_error_has_the_compilers_words_though_the_childs_were_thrown_away(python, program, apart):
+    program(LIGHT.replace("return", "retrun"), "light.cpp")
+    done = python(*RUN, program(BEHIND))
+    assert done.returncode == 1
+    assert "light.cpp:3" in done.stderr
+    assert "retrun" in done.stderr
