@@ -46,7 +46,10 @@ TIMEOUT = 60.0
 """Seconds that the tier has to answer a look, and again to take an entry; NODECACHE_REMOTE_TIMEOUT overrides it."""
 
 RECORDS = 32
-"""Records that are read of one recipe; more states of the headers than that are not expected."""
+"""Records that are read of one recipe, the newest; what they do not have is built."""
+
+KEEP = 64
+"""Records that a recipe may have in the remote cache; the node that adds one removes the oldest beyond that."""
 
 _VERSION = "nodecache-1"
 _HEAD = b"nodecache-remote 1"
@@ -149,7 +152,7 @@ class Tier:
         store = self._open()
         found: list[Record] = []
         faults: list[Exception] = []
-        names = sorted(name for name in store.names(self._folder()) if _KEY.fullmatch(name))
+        names = [name for name in store.names(self._folder()) if _KEY.fullmatch(name)]
         for name in names[:RECORDS]:
             if stop.is_set():
                 raise Stopped
@@ -313,6 +316,21 @@ class Tier:
         if stop.is_set():
             raise Stopped
         store.write(f"{self._folder()}/{record.key}", b"\n".join((_HEAD, signature, body)))
+        self._evict(store, record, stop)
+
+    def _evict(self, store: Store, added: Record, stop: threading.Event) -> None:
+        """Remove the oldest records beyond the limit, then their archives. A node that has just read one builds."""
+        names = [name for name in store.names(self._folder()) if _KEY.fullmatch(name)]
+        for name in names[KEEP:]:
+            if stop.is_set():
+                raise Stopped
+            try:
+                old = self._record(store, name)
+            except TierFault:  # nobody here believes it, and its archive is not known
+                continue
+            store.remove(f"{self._folder()}/{name}")
+            if old is not None and old.digest != added.digest:
+                store.remove(f"{_VERSION}/archives/{old.digest}.tar")
 
     def _has(self, store: Store, key: str) -> bool:
         """Whether another node was quicker."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         """What a tier needs of a place. Paths are relative, with slashes."""
 
         def names(self, folder: str) -> list[str]:
-            """Names in a folder; none where there is no such folder."""
+            """Names in a folder, newest first where the place tells times; none where there is no such folder."""
 
         def read(self, path: str, limit: int) -> bytes | None:
             """A file of at most ``limit`` bytes; None where there is none."""
@@ -108,12 +108,19 @@ class FolderStore:
         return f"{self._path}/{path}"
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder."""
+        """Names in a folder, newest first."""
+        found = []
         try:
             self._check(self._at(folder), os.stat(self._at(folder)))
-            return os.listdir(self._at(folder))
+            with os.scandir(self._at(folder)) as entries:
+                for entry in entries:
+                    try:
+                        found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
+                    except FileNotFoundError:  # replaced or evicted by another node
+                        continue
         except FileNotFoundError:
             return []
+        return [name for _, name in sorted(found)]
 
     def _open(self, path: str, limit: int) -> int | None:
         try:
@@ -263,13 +270,14 @@ class RemoteStore:
         return f"{self._path.rstrip('/')}/{path}"
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder."""
+        """Names in a folder, newest first where the file system tells times."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._at(folder), detail=False)
+            found = self._fs.ls(self._at(folder), detail=True)
         except FileNotFoundError:
             return []
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+        names = [(-_changed(each), str(each["name"]).rstrip("/").rpartition("/")[2]) for each in found]
+        return [name for _, name in sorted(names)]
 
     def read(self, path: str, limit: int) -> bytes | None:
         """A small file, in one request."""
@@ -359,6 +367,28 @@ class RemoteStore:
             self._fs.rm_file(self._at(path))
         except FileNotFoundError:
             pass
+
+
+def _changed(details: dict[str, Any]) -> float:
+    """When a file was written, in seconds since the epoch; 0 where fsspec's file system does not tell."""
+    for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
+        said = details.get(field)
+        if isinstance(said, str):
+            said = _date(said)
+        if hasattr(said, "timestamp"):
+            return float(said.timestamp())
+        if isinstance(said, int | float):
+            return float(said)
+    return 0.0
+
+
+def _date(text: str) -> object:
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def _group(said: str) -> int:

@@ -14,6 +14,7 @@ import time
 import pytest
 
 import nodecache
+from nodecache import remote
 from nodecache.__main__ import main
 from nodecache.entry import damage
 from nodecache.inputs import Inputs
@@ -146,6 +147,29 @@ def test_on_each_node_one_process_fetches_and_the_others_wait(shared, node, tiny
     assert roles.count("fetched") == 1
     assert set(roles) <= {"fetched", "waited", "hit"}
     assert compiler.compiles == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "fsspec"])
+def test_the_newest_of_many_states_are_found_and_the_oldest_are_removed(kind, shared, node, tiny, monkeypatch):
+    """A header that is edited every day: another node must find yesterday's state, whatever its key is."""
+    if kind == "fsspec":
+        monkeypatch.setenv("NODECACHE_REMOTE", f"file://{shared}")
+    monkeypatch.setattr(remote, "KEEP", 40)
+    source = tiny(extra='#include "x.h"', expression="X")
+    header = source.parent / "x.h"
+    for number in range(45):
+        header.write_text(f"#define X {number}\n")
+        node(f"a{number % 3}")
+        nodecache.load("tiny", [source])
+        os.utime(max(records(shared), key=lambda path: path.stat().st_mtime_ns), (number + 1, number + 1))
+    assert len(records(shared)) == len(archives(shared)) == 40
+    node("b")
+    for number in (44, 43, 42, 20):
+        header.write_text(f"#define X {number}\n")
+        module = nodecache.load("tiny", [source])
+        assert (module.__nodecache__.role, module.add(0, 0)) == ("fetched", number)
+    header.write_text("#define X 0\n")
+    assert nodecache.load("tiny", [source]).__nodecache__.role == "built"
 
 
 def test_an_entry_with_other_headers_is_not_fetched(shared, node, tiny, tmp_path):
