@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 
-from nodecache import attempt, entry, errand, index, lease, lock, owner, staging
+from nodecache import attempt, entry, errand, index, lease, limit, lock, owner, staging
+from nodecache.elsewhere import Presence, warn
 from nodecache.entry import Entry
 from nodecache.errors import (
     BuildError,
@@ -261,11 +262,10 @@ class Request:
                 place = staging.create(self.root, held.attempt, patience)
             except lock.LockSilent as silence:
                 raise lease.unanswered(self.root, self.name, time.monotonic() - began, silence) from None
-        from nodecache.elsewhere import Presence, warn
-
-        presence = Presence(self.root, held.owner)
+        presence: Presence | None = None
         try:
             started = time.time()
+            presence = Presence(self.root, held.owner)
             if presence.elsewhere:
                 warn(self.root, self.name)
             fetched = tier.fetch(self.eyes, place) if tier is not None else None
@@ -298,7 +298,8 @@ class Request:
             errand.in_caller(use, Outcome("built", found, time.monotonic() - began))
             return found if found.published else None
         finally:
-            presence.close()
+            if presence is not None:
+                presence.close()
             place.remove()
 
     def _record(self, held: Lease, error: BuildError, inputs: str) -> None:
@@ -312,8 +313,6 @@ class Request:
 
     def _record_limit(self, held: Lease, error: BaseException) -> None:
         """Tell those who wait what this machine refused; they would only meet it as well. Space is measured now."""
-        from nodecache import limit
-
         met = limit.limit_in(self.root, error)
         if met is None or not held.is_mine():
             return

@@ -342,6 +342,10 @@ def run_tool(command: list[str]) -> tuple[int, str]:
             raise
         if isinstance(error, OSError) and error.errno == errno.EAGAIN:
             raise _no_processes(command) from error
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ToolchainError(
+                f"{' '.join(command)} could not be started: too many files are open. Allow more: ulimit -n 4096."
+            ) from error
         raise ToolchainError(f"{' '.join(command)} does not work: {error}. Correct CXX or your PATH.") from error
     if process.returncode and any(words in said for words in (b"Resource temporarily unavailable", b"Cannot fork")):
         raise _no_processes(command)

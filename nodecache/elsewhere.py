@@ -46,6 +46,8 @@ class Presence:
         """Take a name; false when another process has it. Without sockets nobody has any."""
         try:
             self._names.append(lock.note(_bound, f"\0nodecache-{os.getuid()}-{name}"))
+        except ImportError:  # a Python without sockets, or no descriptor left to load their module with
+            return True
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True

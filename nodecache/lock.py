@@ -193,7 +193,9 @@ def try_exclusive(fd: Descriptor, path: str, patience: float | None = None, *, t
     """
     ask = _Ask(fd)
     device = os.fstat(fd).st_dev
-    kind = _kinds.get(device) or _kinds.setdefault(device, file_system(path))
+    kind = _kinds.get(device) or file_system(path)
+    if kind != "unknown":  # another time the list of mounts may be readable
+        _kinds[device] = kind
     try:
         if kind in LOCAL:
             ask.run()

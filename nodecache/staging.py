@@ -89,16 +89,24 @@ def create(root: Root, attempt: str, patience: float | None = None) -> Staging:
     else:
         raise RootError(f"{path} keeps vanishing while it is made. Stop whatever is cleaning {root.path}.")
     staging = Staging(path, mark, fd)
-    os.mkdir(staging.entry, 0o700)
+    try:
+        os.mkdir(staging.entry, 0o700)
+        _make_tmp(staging)
+    except BaseException:
+        staging.remove()
+        raise
+    return staging
+
+
+def _make_tmp(staging: Staging) -> None:
     user = os.environ.get("TMPDIR")
     if user and os.path.isdir(user) and os.access(user, os.W_OK | os.X_OK):
-        target = os.path.join(os.path.realpath(user), f"nodecache-{os.getuid()}-{mark}")
+        target = os.path.join(os.path.realpath(user), f"nodecache-{os.getuid()}-{staging.mark}")
         # The link first: whoever cleans up after a kill at this very point must find the folder.
         os.symlink(target, staging.tmp)
         os.mkdir(target, 0o700)
     else:
         os.mkdir(staging.tmp, 0o700)
-    return staging
 
 
 class _Swept(Exception):
@@ -108,15 +116,19 @@ class _Swept(Exception):
 def _lock_new(path: str, attempt: str, patience: float | None) -> lock.Descriptor | None:
     """Lock a folder that was just made; None where only a record can say whose it is."""
     file = f"{path}/lock"
+    record = owner.this_process(
+        attempt=attempt, recipe="", name="", log=""
+    )  # it opens files, and may find no room for one
     fd = lock.open_lock(file)
-    record = owner.this_process(attempt=attempt, recipe="", name="", log="")
     try:
         if not lock.try_exclusive(fd, file, patience):
             raise _Swept
     except lock.LocksUnsupported:
         fd = lock.open_lock(file)
-        owner.write(fd, record)
-        lock.close(fd)
+        try:
+            owner.write(fd, record)
+        finally:
+            lock.close(fd)
         return None
     try:
         if not lock.is_current(fd, file):

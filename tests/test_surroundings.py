@@ -361,3 +361,39 @@ def test_the_next_call_removes_what_a_builder_left_that_became_another_program(s
     assert builder.process.poll() is None
     assert list((root / "staging").iterdir()) == []
     builder.kill()
+
+
+FEW_DESCRIPTORS = """\
+import os, resource, sys, time
+import nodecache
+source, more = sys.argv[1], int(sys.argv[2])
+def opened():
+    return len(os.listdir("/proc/self/fd"))
+def closed():
+    deadline = time.monotonic() + 10
+    while opened() > before:  # the thread that ran the protocol may be about to end
+        assert time.monotonic() < deadline, (said, os.popen(f"ls -l /proc/{os.getpid()}/fd").read())
+        time.sleep(0.01)
+before = opened()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + more, hard))  # listing them has taken one
+try:
+    nodecache.load("tiny", [source])
+    said = "built"
+except (OSError, nodecache.NodecacheError) as error:
+    said = str(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+closed()
+assert said == "built" or "oo many" in said and "open" in said, said
+assert nodecache.load("tiny", [source]).add(2, 3) == 5
+closed()
+"""
+
+
+@pytest.mark.parametrize("more", range(14))
+def test_a_build_that_is_refused_a_descriptor_leaves_none_open_and_the_next_call_works(more, tiny, start, load_program):
+    """At each number of further descriptors something else fails first."""
+    start(load_program, "other", tiny("other")).wait()  # the compiler's answers are known from here on
+    ended = start(FEW_DESCRIPTORS, tiny(), more).wait(60)
+    assert ended.status == 0, ended.err
+    assert sorted(os.listdir(os.path.join(os.environ["NODECACHE_ROOT"], "staging"))) == []
