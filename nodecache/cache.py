@@ -22,7 +22,7 @@ from nodecache.errors import (
     StagingCleaned,
 )
 from nodecache.inputs import Eyes, Inputs
-from nodecache.root import Root, Telling, ensure_folders, make_folder
+from nodecache.root import Root, Telling, ensure_folders, make_folder, setting
 from nodecache.waiting import Voice
 
 TYPE_CHECKING = False
@@ -216,7 +216,7 @@ class Request:
         finally:
             if tier is not None:
                 tier.close()
-        limit = os.environ.get("NODECACHE_MAX_SIZE")
+        limit = setting("NODECACHE_MAX_SIZE")
         if limit:
             from nodecache.prune import keep_within
 
@@ -239,7 +239,7 @@ class Request:
 
     def _tier(self) -> Tier | None:
         """The place that nodes share, where there is one."""
-        if not (self.travels and os.environ.get("NODECACHE_REMOTE")):
+        if not (self.travels and setting("NODECACHE_REMOTE")):
             return None
         from nodecache.remote import Tier
 

@@ -10,7 +10,7 @@ from nodecache.contents import entries, find_entry, find_root
 from nodecache.entry import Entry
 from nodecache.errors import ArchiveError, SpecError
 from nodecache.printable import printable
-from nodecache.root import VARIABLE, default_root, open_root
+from nodecache.root import VARIABLE, default_root, open_root, setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def export(path: str | os.PathLike[str], keys: Sequence[str] | None = None) -> l
     root = find_root()
     if root is None:
         raise SpecError(
-            f"There is no root at {os.environ.get(VARIABLE) or default_root()}: nothing has been built. "
+            f"There is no root at {setting(VARIABLE) or default_root()}: nothing has been built. "
             f"Build something, or set {VARIABLE}."
         )
     if keys:

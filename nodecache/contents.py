@@ -11,7 +11,7 @@ from nodecache import entry
 from nodecache.errors import RootError, SpecError
 from nodecache.mark import foreign
 from nodecache.printable import logger
-from nodecache.root import VARIABLE, Root, default_root, open_root
+from nodecache.root import VARIABLE, Root, default_root, open_root, setting
 
 _KEY = re.compile(r"[0-9a-f]{40}")
 PRUNED = ".pruned"
@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
 def root_path() -> str:
     """Where the root is or would be, by the environment."""
-    return os.path.abspath(os.environ.get(VARIABLE) or default_root())
+    return os.path.abspath(setting(VARIABLE) or default_root())
 
 
 def find_root() -> Root | None:

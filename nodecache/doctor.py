@@ -22,7 +22,7 @@ from nodecache.interpreter import described, interpreter
 from nodecache.launchers import node
 from nodecache.mark import foreign
 from nodecache.packages import cuda_home, package_folder
-from nodecache.root import FOLDERS, LEAST_BYTES, VARIABLE, Root, default_root, make_folder, open_root
+from nodecache.root import FOLDERS, LEAST_BYTES, VARIABLE, Root, default_root, make_folder, open_root, setting
 from nodecache.tables import count, size
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _cuda(memory: Root) -> Iterator[Finding]:
 
 
 def _root() -> Iterator[Finding | Root]:
-    path = os.path.abspath(os.environ.get(VARIABLE) or default_root())
+    path = os.path.abspath(setting(VARIABLE) or default_root())
     strangers = foreign(path)
     if strangers:
         yield Finding(

@@ -18,7 +18,7 @@ from nodecache.errors import BuildInterrupted, LoadError, ToolchainError
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
-from nodecache.root import open_root
+from nodecache.root import open_root, setting
 from nodecache.spec import Spec, arguments, paths, read_sources, seconds
 
 TYPE_CHECKING = False
@@ -153,7 +153,7 @@ def obtain(spec: Spec, *, verbose: bool = False, timeout: float | None = None, r
             if missing is not None:
                 raise missing from None
         else:
-            if "NODECACHE_STATS" in os.environ:
+            if "NODECACHE_STATS" in os.environ and setting("NODECACHE_STATS"):
                 took = time.monotonic() - began
                 started = time.time() - took
                 note(place, spec, "hit", "hit", recipe=recipe.key, key=entry.key, started=started, seconds=took)
@@ -183,7 +183,7 @@ def _miss(
     from nodecache.root import Telling, check_space
 
     if "NODECACHE_NO_BUILD" in os.environ:
-        _refuse_to_build(place, spec, recipe, fetched=bool(os.environ.get("NODECACHE_REMOTE")))
+        _refuse_to_build(place, spec, recipe, fetched=bool(setting("NODECACHE_REMOTE")))
     check_space(place, runs_code=spec.kind != "program")
     loaded: list[Any] = []
 

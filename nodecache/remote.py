@@ -27,6 +27,7 @@ from nodecache.entry import Entry
 from nodecache.errors import NodecacheError, SpecError
 from nodecache.inputs import Inputs
 from nodecache.printable import logger
+from nodecache.root import setting
 from nodecache.store import Stopped, TierFault, open_store
 
 TYPE_CHECKING = False
@@ -167,7 +168,7 @@ class Tier:
 
     def _open(self) -> Store:
         if self._store is None:
-            self._store = open_store(self._url, os.environ.get("NODECACHE_REMOTE_GROUP"))
+            self._store = open_store(self._url, setting("NODECACHE_REMOTE_GROUP") or None)
         return self._store
 
     def _folder(self) -> str:
@@ -380,7 +381,7 @@ def shown(url: str) -> str:
 
 
 def _seconds(name: str, usual: float) -> float:
-    said = os.environ.get(name)
+    said = setting(name)
     if not said:
         return usual
     try:

@@ -110,6 +110,12 @@ class Telling:
             raise self._root.failed(error, self._doing) from error
 
 
+def setting(name: str) -> str:
+    """The value of one of nodecache's variables; empty where it is unset, empty or blank."""
+    value = os.environ.get(name, "")
+    return value if value.strip() else ""
+
+
 def open_root(path: str | os.PathLike[str] | None = None, *, mark: bool = True) -> Root:
     """Find, make and check the root.
 
@@ -127,7 +133,7 @@ def open_root(path: str | os.PathLike[str] | None = None, *, mark: bool = True) 
 
     Concurrency: any number of processes may call this at once, the first one makes the folder.
     """
-    chosen = os.environ.get(VARIABLE)
+    chosen = setting(VARIABLE)
     if chosen:
         source, wanted = VARIABLE, chosen
     elif path is not None:

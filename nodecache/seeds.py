@@ -15,7 +15,7 @@ from nodecache.errors import NotBuilt, RootError, ToolchainError
 from nodecache.index import look
 from nodecache.inputs import Eyes
 from nodecache.recipe import Recipe
-from nodecache.root import Root
+from nodecache.root import Root, setting
 from nodecache.trust import check_above
 
 TYPE_CHECKING = False
@@ -33,14 +33,14 @@ _told: set[str] = set()
 
 def builds_are_off() -> bool:
     """Whether NODECACHE_NO_BUILD is set."""
-    return os.environ.get(NO_BUILD, "") not in ("", "0")
+    return setting(NO_BUILD).strip() not in ("", "0")
 
 
 def seeds() -> list[Root]:
     """The seeds that can be used, in order; of any other a warning says why, once a process."""
     found = []
-    for path in os.environ.get(VARIABLE, "").split(":"):
-        if not path:
+    for path in setting(VARIABLE).split(":"):
+        if not path.strip():
             continue
         try:
             found.append(_open(path))

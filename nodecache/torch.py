@@ -14,6 +14,7 @@ import sys
 from nodecache.errors import RootError, SpecError, ToolchainError
 from nodecache.extension import obtain
 from nodecache.operators import Guard, in_text
+from nodecache.root import setting
 from nodecache.spec import CUDA_SUFFIXES, Flags, Source, Spec, arguments, paths, read_sources
 
 TYPE_CHECKING = False
@@ -377,9 +378,9 @@ class _Instead:
 def _obtained(spec: Spec, build_directory: Path | None, *, verbose: bool) -> ModuleType | str:
     """Get or build it in the root that the caller, or else TORCH_EXTENSIONS_DIR, asks for."""
     variable = "TORCH_EXTENSIONS_DIR"
-    chosen = os.fspath(build_directory) if build_directory else os.environ.get(variable)
+    chosen = os.fspath(build_directory) if build_directory else setting(variable)
     found: ModuleType | str
-    if not chosen or os.environ.get("NODECACHE_ROOT"):
+    if not chosen or setting("NODECACHE_ROOT"):
         found = obtain(spec, verbose=verbose)
         return found
     try:
