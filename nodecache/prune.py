@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from nodecache import hold, lease, lock, mark, staging
 from nodecache.contents import PRUNED, Held, entries
+from nodecache.digest import read_own
+from nodecache.entry import FORMAT, MANIFEST
 from nodecache.errors import NodecacheError, SpecError
 from nodecache.spec import seconds, shown
 
@@ -113,7 +115,7 @@ def prune(
     dry_run: bool = False,
     fresh: float = 0.0,
 ) -> Pruned:
-    """Remove entries, least recently used first.
+    """Remove entries, least recently used first, and those that are too damaged for any version of nodecache to use.
 
     Args:
         root: the root, as :func:`nodecache.contents.find_root` gives it.
@@ -142,7 +144,7 @@ def prune(
     for each in reversed(held):
         over = max_size is not None and total > max_size
         old = older_than is not None and now - each.used > older_than
-        if not (everything or over or old) or now - each.used < fresh:
+        if not (everything or over or old or _is_broken(each.path)) or now - each.used < fresh:
             continue
         reason = _reason(root, each) if dry_run else _remove(root, each)
         if reason:
@@ -156,6 +158,23 @@ def prune(
         age = 0.0 if everything else older_than
         logs = 0 if age is None else _forget_attempts(root, max(age, ATTEMPTS))
     return Pruned(removed, busy, total, logs)
+
+
+def _is_broken(path: str) -> bool:
+    """Whether an entry has no readable manifest, or a file is missing or cut; another version's format is no damage."""
+    import json
+
+    try:
+        manifest = json.loads(read_own(f"{path}/{MANIFEST}"))
+        if not isinstance(manifest, dict):
+            return True
+        if manifest.get("format") != FORMAT:
+            return False
+        return any(os.lstat(f"{path}/{name}").st_size != said["size"] for name, said in manifest["files"].items())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return True
+    except OSError:  # it cannot be read now
+        return False
 
 
 def keep_within(root: Root, limit: str) -> None:
