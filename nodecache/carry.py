@@ -7,9 +7,9 @@ import sys
 
 from nodecache import archive
 from nodecache.contents import entries, find_entry, find_root
-from nodecache.entry import Entry
-from nodecache.errors import ArchiveError, SpecError
-from nodecache.printable import printable
+from nodecache.entry import Entry, entry_path, read_manifest
+from nodecache.errors import ArchiveError, SpecError, ToolchainError
+from nodecache.printable import logger, printable
 from nodecache.root import VARIABLE, default_root, open_root, setting
 
 TYPE_CHECKING = False
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from nodecache.archive import Unpacked
     from nodecache.contents import Held
+    from nodecache.root import Root
 
 
 def export(path: str | os.PathLike[str], keys: Sequence[str] | None = None) -> list[Held]:
@@ -77,7 +78,7 @@ def import_(path: str | os.PathLike[str]) -> list[Unpacked]:
         path: the archive.
 
     Returns:
-        The entries that were in it.
+        The entries that were in it. A warning names those that cannot be a hit on this node, and what differs.
 
     Raises:
         ArchiveError: it cannot be read, is damaged, cut short, or holds what no archive of ours does. Entries that came
@@ -92,7 +93,38 @@ def import_(path: str | os.PathLike[str]) -> list[Unpacked]:
     except OSError as error:
         raise ArchiveError(f"{os.fspath(path)} cannot be read: {error.strerror}. Check the path.") from error
     with file:
-        return archive.receive(root, file.read)
+        done = archive.receive(root, file.read)
+    for each in done:
+        what = _misfit(root, each.key)
+        if what:
+            logger().warning("%r (%s) cannot be a hit on this node: %s", each.name, each.key[:12], what)
+    return done
+
+
+def _misfit(root: Root, key: str) -> str:
+    """What of this node differs from the one that built an entry, so that no call here computes its recipe key."""
+    from nodecache.compiler import find_compiler
+    from nodecache.recipe import node_items
+
+    manifest = read_manifest(entry_path(root, key)) or {}
+    made = {str(name): str(value) for name, value in manifest.get("items", [])}
+    if "compiler" not in made:  # a folder that a program made
+        return ""
+    here = node_items()
+    try:
+        found = find_compiler(root)
+    except ToolchainError:  # without a compiler, an entry's own is believed
+        pass
+    else:
+        here += [("compiler", found.version), ("compiler path", " ".join(found.programs)), ("linker", found.linker)]
+    for name, value in here:
+        if made.get(name) != value:
+            return f"its {name} is {_first_line(made.get(name))}, and this node's is {_first_line(value)}"
+    return ""
+
+
+def _first_line(value: str | None) -> str:
+    return repr((value or "unknown").partition("\n")[0])
 
 
 def export_command(path: str, keys: Sequence[str]) -> int:

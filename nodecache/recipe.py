@@ -138,9 +138,7 @@ class Recipe:
             ("format", FORMAT),
             ("kind", spec.kind),
             ("name", spec.name),
-            *python_items(),
-            ("machine", os.uname().machine),
-            ("c library", _c_library()),
+            *node_items(),
             ("compiler", self.compiler.version),
             ("compiler path", " ".join(self.compiler.programs)),
             ("compiler flags", "\n".join(said_words)),
@@ -288,6 +286,11 @@ def _framework(name: str, told: dict[str, str] | None) -> str:
     """A framework's identity; where this node has only its libraries, that of the build that is told of."""
     found = identity(name)
     return told.get(f"framework {name}", found) if told and found in (ABSENT, UNTOLD) else found
+
+
+def node_items() -> list[tuple[str, str]]:
+    """What of this node a binary depends on, whatever compiles it."""
+    return [*python_items(), ("machine", os.uname().machine), ("c library", _c_library())]
 
 
 def python_items() -> list[tuple[str, str]]:

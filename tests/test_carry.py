@@ -50,6 +50,22 @@ def test_an_imported_entry_hits_without_a_compiler_where_nothing_may_be_built(tw
     assert start(load_program, "tiny", two["tiny"], env=away).wait().json["role"] == "hit"
 
 
+def test_an_import_says_what_keeps_an_entry_from_being_a_hit_here(two, tmp_path, start, load_program):
+    """The file was copied to a node with another compiler: better to know now than after an hour of no hits."""
+    carry.export(tmp_path / "a.tar", ["tiny"])
+    other = tmp_path / "c++"
+    other.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ 99.1" && exit\nexec c++ "$@"\n')
+    other.chmod(0o755)
+    program = f"from nodecache import carry; carry.import_({str(tmp_path / 'a.tar')!r})"
+    away = {"NODECACHE_ROOT": str(tmp_path / "away"), "CXX": str(other)}
+    said = start(program, env=away).wait().err
+    assert "'tiny' (" in said
+    assert "cannot be a hit on this node: its compiler is " in said
+    assert "and this node's is 'g++ 99.1'" in said
+    assert start(load_program, "tiny", two["tiny"], env=away).wait().json["role"] == "built"
+    assert start(program, env={"NODECACHE_ROOT": str(tmp_path / "same")}).wait().err == ""
+
+
 def test_the_archive_appears_whole_or_not_at_all(two, tmp_path, root):
     target = tmp_path / "folder" / "a.tar"
     target.parent.mkdir()
